@@ -366,7 +366,6 @@ class Cluster:
         if node is None or node.leader is None:
             return
         proposed = node.leader.check_isr(len(node.records), self.now_ms, self.live, node.heard_ms)
-        node.leader.advanced()
         if proposed is not None:
             self.proposals.append((node.id, proposed))
 
@@ -379,7 +378,7 @@ class Cluster:
         is_committed = fate >= 0.15 and self.decide(proposer, proposed)
         leader = self.nodes[proposer].leader
         if leader is not None and leader.leader_epoch == proposed.leader_epoch:
-            leader.proposal_ended(proposed.partition_epoch, is_committed and fate >= 0.3, self.now_ms)
+            leader.isr.ended(proposed.partition_epoch, is_committed and fate >= 0.3, self.now_ms)
         if fate >= 0.9:
             # The sender transmitted it twice.
             self.proposals.append((proposer, proposed))
@@ -458,9 +457,9 @@ class Cluster:
             lag_ms_max=LAG_MS_MAX,
         )
         if self.bugs.removal_counts_before_commit:
-            node.leader._isr = EagerIsr(state.isr, state.partition_epoch)
+            node.leader.isr = EagerIsr(state.isr, state.partition_epoch)
         elif self.bugs.addition_counts_after_commit:
-            node.leader._isr = LazyIsr(state.isr, state.partition_epoch)
+            node.leader.isr = LazyIsr(state.isr, state.partition_epoch)
         node.epochs.assign(state.leader_epoch, len(node.records))
         node.heard_ms = {}
 

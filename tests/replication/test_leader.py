@@ -106,10 +106,9 @@ def test_watermark_waits_for_a_replica_until_its_removal_is_committed() -> None:
     proposed = leader.check_isr(10, LAG_MS + 2, LIVE, {})
     assert proposed is not None
     assert [replica for replica, _ in proposed.isr] == [1, 2]
-    leader.advanced()
     assert leader.high_watermark == 0
-    leader.proposal_ended(0, True, LAG_MS + 3)
-    leader.advanced()
+    leader.isr.ended(0, True, LAG_MS + 3)
+    leader.configured(1)
     assert leader.high_watermark == 0
     assert leader.partition_changed((1, 2, 3), (1, 2), 1, LAG_MS + 4)
     assert leader.high_watermark == 10
@@ -177,7 +176,6 @@ def test_watermark_waits_only_briefly_for_a_joining_replica_that_died() -> None:
     leader.acknowledge_durable(120)
     assert leader.high_watermark == 100
     leader.check_isr(120, 11 + JOIN_WAIT_MS_MAX, {1: 10}, {})
-    assert leader.advanced()
     assert leader.high_watermark == 120
 
 
@@ -279,20 +277,20 @@ def test_a_failed_isr_proposal_is_settled_by_the_next_proposal() -> None:
     fetched(leader, 2, 10, end=10)
     fetched(leader, 3, 10, end=10)
     assert leader.check_isr(10, 1, LIVE, HEARD_MS) is not None
-    leader.proposal_ended(0, False, 1)
+    leader.isr.ended(0, False, 1)
     without_3 = {1: 10, 2: 20}
     settling = leader.check_isr(10, 1_000, without_3, HEARD_MS)
     assert settling == ProposedIsr(5, 0, ((1, -1), (2, -1)))
-    assert 3 in leader.maximal_isr
+    assert 3 in leader.isr.maximal
     leader.partition_changed((1, 2, 3), (1, 2), 1, 1_001)
-    assert leader.maximal_isr == (1, 2)
+    assert leader.isr.maximal == (1, 2)
 
 
 def test_a_leader_that_cannot_append_transfers_leadership_and_leaves_the_isr() -> None:
     leader = leader_of(end=10)
     proposed = leader.propose_hand_over(2, 1, LIVE, leaves=True)
     assert proposed == ProposedIsr(5, 0, ((2, -1), (3, -1)), hand_over_to=2)
-    assert leader.maximal_isr == (1, 2, 3)
+    assert leader.isr.maximal == (1, 2, 3)
 
 
 def test_leadership_is_transferred_only_to_a_live_isr_member() -> None:
@@ -300,7 +298,7 @@ def test_leadership_is_transferred_only_to_a_live_isr_member() -> None:
     assert leader.propose_hand_over(3, 0, LIVE) is None
     assert leader.propose_hand_over(2, 0, {1: 10}) is None
     assert leader.propose_hand_over(2, 0, LIVE) == ProposedIsr(5, 0, ((1, -1), (2, -1)), 2)
-    assert not leader.is_settled
+    assert not leader.isr.is_settled
     assert leader.propose_hand_over(2, 0, LIVE) is None
 
 

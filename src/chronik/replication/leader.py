@@ -66,7 +66,6 @@ class PartitionLeader:
 
     __slots__ = (
         "_deleted_upto",
-        "_isr",
         "_joining",
         "_lag_ms_max",
         "_min_insync_replicas",
@@ -77,6 +76,7 @@ class PartitionLeader:
         "epoch_start_offset",
         "has_enough_replicas",
         "high_watermark",
+        "isr",
         "leader_epoch",
         "low_watermark",
         "node_id",
@@ -116,9 +116,9 @@ class PartitionLeader:
         self._waited_for: tuple[Replica, ...] = ()
         self.replicas: tuple[int, ...] = ()
         self.has_enough_replicas = False
-        self._isr = InSyncReplicas(isr, partition_epoch)
-        if node_id not in self._isr.committed:
-            raise ValueError(f"node {node_id} leads without being in sync: {self._isr.committed}")
+        self.isr = InSyncReplicas(isr, partition_epoch)
+        if node_id not in self.isr.committed:
+            raise ValueError(f"node {node_id} leads without being in sync: {self.isr.committed}")
         self._set_replicas(replicas, now_ms)
         self._advance()
 
@@ -127,15 +127,7 @@ class PartitionLeader:
     @property
     def in_sync_replicas(self) -> tuple[int, ...]:
         """The ISR as committed by the controller."""
-        return self._isr.committed
-
-    @property
-    def maximal_isr(self) -> tuple[int, ...]:
-        return self._isr.maximal
-
-    @property
-    def partition_epoch(self) -> int:
-        return self._isr.partition_epoch
+        return self.isr.committed
 
     @property
     def replicas_needed(self) -> int:
@@ -202,17 +194,17 @@ class PartitionLeader:
         # Not the maximum of the two: records that a restart lost must be missing here too.
         replica.end = offset
         replica.start = log_start_offset
-        if replica_id not in self._isr.maximal:
+        if replica_id not in self.isr.maximal:
             self._note_joining(replica, log_end_offset, now_ms, live)
         return self._advance()
 
     def partition_changed(self, replicas: Iterable[int], isr: Iterable[int], partition_epoch: int, now_ms: int) -> bool:
         """Apply the partition's replicas and ISR from the metadata, for this leader epoch."""
-        before = self._isr.committed
-        if not self._isr.committed_as(isr, partition_epoch):
+        before = self.isr.committed
+        if not self.isr.committed_as(isr, partition_epoch):
             return False
         self._set_replicas(replicas, now_ms)
-        for replica in self._isr.committed:
+        for replica in self.isr.committed:
             if replica not in before and replica != self.node_id:
                 # It joined because of its position; from now on it must keep up.
                 self._others[replica].caught_up_ms = max(self._others[replica].caught_up_ms, now_ms)
@@ -221,14 +213,6 @@ class PartitionLeader:
     def configured(self, min_insync_replicas: int) -> bool:
         self._min_insync_replicas = min_insync_replicas
         self._update_waited_for()
-        return self._advance()
-
-    def proposal_ended(self, partition_epoch: int, is_committed: bool, now_ms: int) -> None:
-        """Note that a proposal was answered, or never will be."""
-        self._isr.ended(partition_epoch, is_committed, now_ms)
-
-    def advanced(self) -> bool:
-        """Recompute the watermark: `check_isr` may have stopped waiting for a replica."""
         return self._advance()
 
     def stalled(self, now_ms: int) -> None:
@@ -242,7 +226,7 @@ class PartitionLeader:
         replica = self._others.get(replica_id)
         return (
             replica is not None
-            and replica_id not in self._isr.committed
+            and replica_id not in self.isr.committed
             and replica.end >= self.high_watermark
             and replica.end >= self.epoch_start_offset
             and replica.start >= self._deleted_upto
@@ -254,18 +238,25 @@ class PartitionLeader:
     ) -> ProposedIsr | None:
         """Return the ISR to propose to the controller now, if any, and record it as proposed.
 
-        Call this periodically and when a replica may join. Then call `advanced`, since this may stop waiting for a
-        joining replica. `heard_ms` is when each node last fetched at all: a replica at the log end whose node still
-        fetches is caught up, since fetches may omit idle partitions.
+        Call this periodically and when a replica may join. It may raise the watermark, because it stops waiting for a
+        replica that does not join in time. `heard_ms` is when each node last fetched at all: a replica at the log end
+        whose node still fetches is caught up, since fetches may omit idle partitions.
         """
         for replica in self._others.values():
             if replica.end >= log_end_offset:
                 replica.caught_up_ms = max(replica.caught_up_ms, heard_ms.get(replica.id, 0))
         self._forget_joining(now_ms, live)
-        if not self._isr.may_propose(now_ms) or self.node_id not in live:
+        proposed = self._next_isr(log_end_offset, now_ms, live, heard_ms)
+        self._advance()
+        return proposed
+
+    def _next_isr(
+        self, log_end_offset: int, now_ms: int, live: Mapping[int, int], heard_ms: Mapping[int, int]
+    ) -> ProposedIsr | None:
+        if not self.isr.may_propose(now_ms) or self.node_id not in live:
             return None
         staying = self._staying(log_end_offset, now_ms, live)
-        isr = [replica for replica in self._isr.committed if replica in staying]
+        isr = [replica for replica in self.isr.committed if replica in staying]
         isr += [
             replica
             for replica in self.replicas
@@ -274,8 +265,8 @@ class PartitionLeader:
             and not self._is_stuck(replica, log_end_offset, now_ms)
             and now_ms - heard_ms.get(replica, 0) <= self._lag_ms_max
         ]
-        is_unchanged = tuple(isr) == self._isr.committed
-        if is_unchanged and self._isr.is_settled:
+        is_unchanged = tuple(isr) == self.isr.committed
+        if is_unchanged and self.isr.is_settled:
             return None
         # A proposal that only resolves a failed one makes no claim about broker epochs.
         return self._propose(isr, {} if is_unchanged else live)
@@ -287,24 +278,19 @@ class PartitionLeader:
 
         If this node `leaves`, it can no longer accept records: drop it from the ISR, so that no request waits for it.
         """
-        committed = self._isr.committed
-        if not self._isr.may_propose(now_ms) or to not in committed or to not in live:
+        committed = self.isr.committed
+        if not self.isr.may_propose(now_ms) or to not in committed or to not in live:
             return None
         members = [replica for replica in committed if not (leaves and replica == self.node_id)]
         return self._propose(members, {})._replace(hand_over_to=to)
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no proposal is left that may still be committed."""
-        return self._isr.is_settled
-
     def _propose(self, isr: Iterable[int], live: Mapping[int, int]) -> ProposedIsr:
         members = tuple(isr)
-        self._isr.propose(members)
+        self.isr.propose(members)
         self._update_waited_for()
         return ProposedIsr(
             self.leader_epoch,
-            self._isr.partition_epoch,
+            self.isr.partition_epoch,
             tuple((replica, self._broker_epoch_of(replica, live)) for replica in members),
         )
 
@@ -315,7 +301,7 @@ class PartitionLeader:
         records, although they only need to wait. A replica that is stuck (a full disk) is not waited for. It leaves the
         ISR before it lags, if enough members remain.
         """
-        committed = self._isr.committed
+        committed = self.isr.committed
         staying = {replica for replica in committed if not self._lags(replica, now_ms)}
         for replica in committed:
             if len(staying) > self.replicas_needed and self._is_stuck(replica, log_end_offset, now_ms):
@@ -391,7 +377,7 @@ class PartitionLeader:
         """
         if not self.has_enough_replicas:
             return False
-        others = (self._others[replica].start for replica in self._isr.maximal if replica != self.node_id)
+        others = (self._others[replica].start for replica in self.isr.maximal if replica != self.node_id)
         start = min([log_start_offset, *others])
         if start <= self.low_watermark:
             return False
@@ -405,22 +391,22 @@ class PartitionLeader:
     def _set_replicas(self, replicas: Iterable[int], now_ms: int) -> None:
         self.replicas = tuple(replicas)
         # ISR members hold back the watermark even if they are no longer replicas, until the controller removes them.
-        for replica in (*self.replicas, *self._isr.committed):
+        for replica in (*self.replicas, *self.isr.committed):
             if replica != self.node_id and replica not in self._others:
                 self._others[replica] = Replica(replica, now_ms)
         for replica in list(self._others):
-            if replica not in self.replicas and replica not in self._isr.committed:
+            if replica not in self.replicas and replica not in self.isr.committed:
                 del self._others[replica]
                 self._joining.pop(replica, None)
         self._update_waited_for()
 
     def _update_waited_for(self) -> None:
         """Recompute which replicas hold back the watermark."""
-        for replica in self._isr.maximal:
+        for replica in self.isr.maximal:
             self._joining.pop(replica, None)
-        waited_for = (*self._isr.maximal, *self._joining)
+        waited_for = (*self.isr.maximal, *self._joining)
         self._waited_for = tuple(self._others[replica] for replica in waited_for if replica != self.node_id)
-        self.has_enough_replicas = len(self._isr.committed) >= self.replicas_needed
+        self.has_enough_replicas = len(self.isr.committed) >= self.replicas_needed
 
     def _advance(self) -> bool:
         if not self.has_enough_replicas:

@@ -97,8 +97,7 @@ def _hosted(node: Services, topic: str, index: int, is_debugging: bool) -> Parti
 async def _offset(node: Services, partition: Partition, timestamp_ms: int, is_debugging: bool) -> Values:
     log = partition.log
     if timestamp_ms == LATEST and is_debugging:
-        end = log.log_end_offset
-        return {"offset": end, "leader_epoch": log.epoch_of(end - 1) if end > log.log_start_offset else UNKNOWN}
+        return {"offset": log.log_end_offset, "leader_epoch": partition.last_epoch}
     if timestamp_ms == LATEST:
         partition.check_end_is_known()
         return {"offset": partition.visible_end_offset, "leader_epoch": partition.leader_epoch}

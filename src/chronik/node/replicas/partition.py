@@ -34,7 +34,7 @@ from chronik.wire.batch import (
     read_batch_header,
 )
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.fetch import FetchPartitionResponse
+from chronik.wire.fetch import FetchPartition, FetchPartitionResponse
 
 LATEST_EPOCH = -1
 DELETE_ALL = -1
@@ -243,6 +243,12 @@ class Partition:
         return self.log.log_end_offset
 
     @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record, or NO_EPOCH if the log is empty."""
+        log, end = self.log, self.log.log_end_offset
+        return log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
+
+    @property
     def durable_end_offset(self) -> int:
         """The end of the durable part of this node's log: the log end if it acknowledges unsynced records."""
         return self.log.log_end_offset if self.acknowledges_unsynced else self.log.synced_end_offset
@@ -258,7 +264,7 @@ class Partition:
             return None
         if self.durable_end_offset < end:
             return None
-        return end, log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
+        return end, self.last_epoch
 
     def cold_read(
         self,
@@ -641,23 +647,23 @@ class Partition:
 
     # -- replicas ------------------------------------------------------------------------------------------------------
 
-    def replica_fetched(
-        self, replica_id: int, broker_epoch: int, leader_epoch: int, offset: int, last_epoch: int, log_start: int
-    ) -> EpochEnd | None:
-        """Record a follower's fetch from `offset`, which proves that its log is durable up to there.
+    def replica_fetched(self, replica_id: int, broker_epoch: int, fetch: FetchPartition) -> EpochEnd | None:
+        """Record a follower's fetch, which proves that its log is durable up to the fetch offset.
 
         If its log diverges from this one, return the diverging epoch. Raise if the follower must not fetch here.
         """
         leader = self.leader
         if leader is None or self.is_closed:
             raise self._not_leader()
-        if leader_epoch != leader.leader_epoch:
-            self.check_leader_epoch(leader_epoch if leader_epoch >= 0 else leader.leader_epoch + 1)
+        if fetch.current_leader_epoch != leader.leader_epoch:
+            # A replica must name the epoch.
+            is_named = fetch.current_leader_epoch >= 0
+            self.check_leader_epoch(fetch.current_leader_epoch if is_named else leader.leader_epoch + 1)
         if replica_id not in leader.replicas:
             raise KafkaError(ErrorCode.not_leader_or_follower, f"node {replica_id} has no replica of {self.topic}")
         if leader.is_stale(replica_id, broker_epoch):
             raise KafkaError(ErrorCode.stale_broker_epoch, f"node {replica_id} has a newer process")
-        log = self.log
+        log, offset, last_epoch = self.log, fetch.fetch_offset, fetch.last_fetched_epoch
         end_offset = log.log_end_offset
         if offset < log.log_start_offset or (offset > end_offset and last_epoch < 0):
             raise KafkaError(
@@ -673,7 +679,7 @@ class Partition:
         replication = self._replication
         before = leader.high_watermark
         if leader.replica_fetched(
-            replica_id, broker_epoch, offset, end_offset, replication.now_ms(), replication.live, log_start
+            replica_id, broker_epoch, offset, end_offset, replication.now_ms(), replication.live, fetch.log_start_offset
         ):
             self._watermark_rose(before, self._bytes_since(before), "replica-fetch")
         self._check_deleted()

@@ -142,7 +142,7 @@ class PartitionHost:
                     (topic, partition.partition)
                     for _, topic in sorted(image.topics.items())
                     for partition in topic.partitions
-                    if self._node_id in partition.replicas
+                    if self._is_assigned(partition)
                 ]
             )
         self._worker = self._loop.create_task(self._run_work(), name="partition-host")
@@ -198,14 +198,12 @@ class PartitionHost:
         """
         now_ms = self._runtime.env.wall_ms()
         for topic, index in await self._runtime.run_blocking(self.folder.partitions):
-            partition = image.partition(topic, index)
-            if partition is None or self._node_id not in partition.replicas:
+            if not self._is_assigned(image.partition(topic, index)):
                 move = partial(self.folder.set_aside_log, topic, index, now_ms)
                 moved_to = await self._runtime.run_blocking(move)
                 self._report_set_aside(topic, index, moved_to)
         for topic, index in list(self.folder.recovery_points):
-            partition = image.partition(topic, index)
-            if partition is None or self._node_id not in partition.replicas:
+            if not self._is_assigned(image.partition(topic, index)):
                 del self.folder.recovery_points[(topic, index)]
 
     def _report_set_aside(self, topic: str, index: int, moved_to: str) -> None:
@@ -260,6 +258,13 @@ class PartitionHost:
         for partition in self.partitions.values():
             partition.close(replaced)
 
+    def _image_of(self, topic_id: UUID, index: int) -> PartitionImage | None:
+        topic = self.image.topic_by_id(topic_id)
+        return None if topic is None else topic.partition(index)
+
+    def _is_assigned(self, image: PartitionImage | None) -> bool:
+        return image is not None and self._node_id in image.replicas
+
     async def applied(self) -> None:
         """Like `settled`, but raise TimeoutError after APPLIED_TIMEOUT_S."""
         async with asyncio.timeout(APPLIED_TIMEOUT_S):
@@ -275,10 +280,9 @@ class PartitionHost:
 
     def _partition_changed(self, image: ClusterImage, event: ReplicasChanged | LeaderChanged | IsrChanged) -> None:
         changed = event.partition
-        is_mine = self._node_id in changed.replicas
+        topic = image.topic_by_id(event.topic_id)
         hosted = self.partitions.get((event.topic, changed.partition))
-        if hosted is not None and hosted.topic_id == event.topic_id and is_mine:
-            topic = image.topic_by_id(event.topic_id)
+        if hosted is not None and hosted.topic_id == event.topic_id and self._is_assigned(changed):
             if topic is not None and isinstance(event, ReplicasChanged):
                 # Before applying the ISR of the same image: a new ISR with the old minimum could commit too early.
                 hosted.require_in_sync(min_insync_replicas(image, topic, changed))
@@ -288,7 +292,6 @@ class PartitionHost:
         if not isinstance(event, ReplicasChanged):
             return
         if self._node_id in event.added:
-            topic = image.topic_by_id(event.topic_id)
             if topic is not None:
                 self._add_replicas(topic, (changed,))
         elif self._node_id in event.removed:
@@ -296,7 +299,7 @@ class PartitionHost:
             self._remove_replicas(event.topic, event.topic_id, [changed.partition], moved)
 
     def _add_replicas(self, topic: TopicImage, partitions: Iterable[PartitionImage]) -> None:
-        indexes = tuple(p.partition for p in partitions if self._node_id in p.replicas)
+        indexes = tuple(p.partition for p in partitions if self._is_assigned(p))
         if indexes:
             self._work.put_nowait(Open(topic, indexes))
 
@@ -484,11 +487,9 @@ class PartitionHost:
         return None, ""
 
     def _apply_image(self, partition: Partition) -> None:
-        image = self.image
-        topic = image.topic_by_id(partition.topic_id)
-        current = None if topic is None else topic.partition(partition.index)
-        if current is not None and self._node_id in current.replicas and not self._is_replaced(image):
-            partition.apply(current)
+        image = self._image_of(partition.topic_id, partition.index)
+        if image is not None and self._is_assigned(image) and not self._is_replaced(self.image):
+            partition.apply(image)
         else:
             # The partition was removed while its log was being opened; the removal is already queued.
             partition.close(KafkaError(ErrorCode.unknown_topic_or_partition, f"{partition.topic} was deleted"))
@@ -523,7 +524,7 @@ class PartitionHost:
                 self.partitions.setdefault((topic, hosted.index), hosted)
             self._unremoved.append(Remove(topic, topic_id, tuple(indexes)))
             return
-        removed = [hosted for hosted in closed if not self._is_assigned(hosted)]
+        removed = [hosted for hosted in closed if not self._is_assigned(self._image_of(topic_id, hosted.index))]
 
         def remove() -> None:
             for hosted in closed:
@@ -535,18 +536,12 @@ class PartitionHost:
         for hosted in removed:
             self.folder.high_watermarks.pop((topic_id, hosted.index), None)
 
-    def _is_assigned(self, hosted: Partition) -> bool:
-        topic = self.image.topic_by_id(hosted.topic_id)
-        image = None if topic is None else topic.partition(hosted.index)
-        return image is not None and self._node_id in image.replicas
-
     def _transfer_leadership(self, topic: str, topic_id: UUID, index: int) -> None:
         """Transfer leadership while this node's log is unavailable."""
 
         def image_led() -> PartitionImage | None:
-            known = self.image.topic_by_id(topic_id)
             is_unopened = self._unopened.get((topic, index)) == topic_id
-            return known.partition(index) if known is not None and is_unopened else None
+            return self._image_of(topic_id, index) if is_unopened else None
 
         image = image_led()
         if image is not None and image.leader == self._node_id and len(image.replicas) > 1:
@@ -626,7 +621,7 @@ class PartitionHost:
         return not self.is_open or all(
             (topic.name, partition.partition) in self.partitions
             for partition in topic.partitions
-            if self._node_id in partition.replicas
+            if self._is_assigned(partition)
         )
 
     def partition_by_id(self, topic_id: UUID, index: int) -> Partition | None:
@@ -636,13 +631,10 @@ class PartitionHost:
 
     def hand_over(self, hand_overs: Iterable[HandOver]) -> None:
         """Hand over leadership of partitions as the controller requests."""
-        if not self.is_open:
-            return
-        self.replication.hand_over(
-            (partition, each.leader_epoch, each.to)
-            for each in hand_overs
-            if (partition := self.partition_by_id(each.topic_id, each.partition)) is not None
-        )
+        for each in hand_overs if self.is_open else ():
+            partition = self.partition_by_id(each.topic_id, each.partition)
+            if partition is not None:
+                self.replication.hand_over(partition, each.leader_epoch, each.to)
 
     def gauges(self) -> Iterator[PartitionGauges]:
         for partition in self.partitions.values():

@@ -345,9 +345,7 @@ class ReplicaFetcher:
             is_out_of_range=bool(response.error_code),
         )
         log = partition.log
-        end = log.log_end_offset
-        last_epoch = log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
-        own = LocalLog(log.log_start_offset, end, last_epoch, log.end_offset_for_epoch)
+        own = LocalLog(log.log_start_offset, log.log_end_offset, partition.last_epoch, log.end_offset_for_epoch)
         match followed.role.decide(answer, own):
             case Append():
                 partition.append_fetched(records, batches, self._runtime.env.wall_ms())

@@ -155,9 +155,7 @@ class ReplicaReports:
 
 
 def report_of(partition: Partition, loss: Loss | None = None, reason: str = "") -> ReplicaReport:
-    log = partition.log
-    end = log.log_end_offset
-    last_epoch = log.epoch_of(end - 1) if end > log.log_start_offset else -1
+    lost = "" if loss is None else loss.value
     return ReplicaReport(
-        partition.topic_id, partition.index, end, last_epoch, "" if loss is None else loss.value, reason
+        partition.topic_id, partition.index, partition.log_end_offset, partition.last_epoch, lost, reason
     )

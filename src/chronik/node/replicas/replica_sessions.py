@@ -124,14 +124,7 @@ class ReplicaSession:
         try:
             partition = self._find(key)
             entry.start = partition.log_start_offset
-            entry.diverging = partition.replica_fetched(
-                self.replica_id,
-                self.broker_epoch,
-                requested.current_leader_epoch,
-                requested.fetch_offset,
-                requested.last_fetched_epoch,
-                requested.log_start_offset,
-            )
+            entry.diverging = partition.replica_fetched(self.replica_id, self.broker_epoch, requested)
         except KafkaError as error:
             entry.error = error.code
             self._ready[entry] = None

@@ -7,7 +7,7 @@ for the leaders that this node follows, proposals to the controller for partitio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -199,7 +199,6 @@ class Replication:
         else:
             before = leader.high_watermark
             proposed = leader.check_isr(partition.log_end_offset, now_ms, self.live, self._heard_ms)
-            leader.advanced()
             partition.watermark_checked(before)
         if proposed is not None:
             self._run(self._propose(partition, leader, proposed))
@@ -208,7 +207,7 @@ class Replication:
         async with self._proposals:
             reason = await self._put_to_controller(partition, proposed)
         is_committed = not reason
-        leader.proposal_ended(proposed.partition_epoch, is_committed, self.now_ms())
+        leader.isr.ended(proposed.partition_epoch, is_committed, self.now_ms())
         self._log.info(
             "isr_proposed",
             **partition.log_fields,
@@ -268,17 +267,16 @@ class Replication:
 
     # -- leadership handover -------------------------------------------------------------------------------------------
 
-    def hand_over(self, partitions: Iterable[tuple[Partition, int, int]]) -> None:
-        """Hand over leadership of (partition, leader epoch, successor) once the successor has the whole log."""
-        for partition, leader_epoch, to in partitions:
-            leader = partition.leader
-            if leader is None or leader.leader_epoch != leader_epoch or not partition.leads:
-                continue
-            if to == self._node_id or to not in leader.in_sync_replicas:
-                continue
-            partition.hand_over(to)
-            self._loop.call_later(HAND_OVER_S_MAX, self._hand_over_is_late, partition, leader, to)
-            self._check(partition)
+    def hand_over(self, partition: Partition, leader_epoch: int, to: int) -> None:
+        """Hand over leadership once the successor `to` has the whole log."""
+        leader = partition.leader
+        if leader is None or leader.leader_epoch != leader_epoch or not partition.leads:
+            return
+        if to == self._node_id or to not in leader.in_sync_replicas:
+            return
+        partition.hand_over(to)
+        self._loop.call_later(HAND_OVER_S_MAX, self._hand_over_is_late, partition, leader, to)
+        self._check(partition)
 
     def log_failed(self, partition: Partition) -> None:
         """Hand over to another in-sync replica: this node can no longer accept records."""
@@ -287,7 +285,7 @@ class Replication:
             return
         for replica in leader.in_sync_replicas:
             if replica != self._node_id and replica in self.live:
-                self.hand_over([(partition, leader.leader_epoch, replica)])
+                self.hand_over(partition, leader.leader_epoch, replica)
                 return
 
     def sync_failed(self, partition: Partition) -> None:
@@ -344,7 +342,7 @@ class Replication:
         return ""
 
     def _hand_over_is_late(self, partition: Partition, leader: PartitionLeader, to: int) -> None:
-        if partition.leader is leader and partition.hands_over_to == to and leader.is_settled:
+        if partition.leader is leader and partition.hands_over_to == to and leader.isr.is_settled:
             partition.cancel_handover()
 
     # -- truncations ---------------------------------------------------------------------------------------------------
