@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
+
+from tests.node.support_async import Story, async_test
 
 from chronik.client.connection import Connection as ClientConnection
 from chronik.client.errors import ConnectionLost, Unreachable
@@ -500,14 +502,6 @@ class Cluster:
         return ReportedResult(tuple("" if error is None else error.message for error in plan.outcomes))
 
 
-Scenario = Callable[[Cluster], Awaitable[None]]
-
-
-def play(path: Path, scenario: Scenario, **more: Any) -> None:
-    """Run a scenario in its own cluster."""
-
-    async def main() -> None:
-        async with Cluster(path, **more) as cluster:
-            await scenario(cluster)
-
-    asyncio.run(main())
+def on_cluster(**settings: Any) -> Callable[[Story], Callable[..., None]]:
+    """Make a test of a coroutine that takes a cluster with these settings."""
+    return async_test(lambda path: Cluster(path, **settings), "tmp_path")
