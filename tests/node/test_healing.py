@@ -288,7 +288,7 @@ async def test_the_leader_ignores_the_fetch_offset_from_before_the_damage(cluste
 
     def slowly(*arguments: Any) -> list[str]:
         # Make the leader check the ISR, and give it enough time to propose a change.
-        node.loop.call_soon_threadsafe(leader._replication.isr_is_due, leader)
+        node.loop.call_soon_threadsafe(leader._replication.check_isr, leader)
         Event().wait(0.2)
         in_sync.append(2 in cluster.state.isr)
         return Log.set_aside_from(log, *arguments)

@@ -133,14 +133,14 @@ class PartitionFollower:
         """Decide how to handle a response that has no error except OFFSET_OUT_OF_RANGE."""
         if (answer.fetch_offset, answer.last_fetched_epoch) != (own.log_end_offset, own.last_epoch):
             # The two together identify the log: a late response is useless, and must do no harm.
-            return FetchAgain(f"it was asked from {answer.fetch_offset}, the log ends at {own.log_end_offset}")
+            return FetchAgain(f"the fetch was from {answer.fetch_offset}, the log ends at {own.log_end_offset}")
         if answer.is_out_of_range:
             return self._out_of_range(answer, own)
         if answer.diverging_epoch is not None:
             reported = EpochEnd(*answer.diverging_epoch)
             offset = truncation_offset(reported, EpochEnd(*own.end_offset_for_epoch(reported.epoch)))
             if offset >= own.log_end_offset:
-                return FetchAgain(f"reported to go back to {offset}, the log ends at {own.log_end_offset}")
+                return FetchAgain(f"the logs diverge at {offset}, this log ends at {own.log_end_offset}")
             is_below = offset < self.high_watermark
             if is_below and own.last_epoch >= self._unclean_epoch:
                 return Refuse(offset)
@@ -173,7 +173,7 @@ class PartitionFollower:
                 return FetchAgain(f"a batch from {batch.base_offset} follows one to {offset}")
             if not epoch <= batch.leader_epoch <= self.leader_epoch:
                 return FetchAgain(
-                    f"a batch of epoch {batch.leader_epoch} comes behind epoch {epoch} from a leader of "
+                    f"a batch of epoch {batch.leader_epoch} follows epoch {epoch} from a leader of "
                     f"epoch {self.leader_epoch}"
                 )
             offset, epoch = batch.next_offset, batch.leader_epoch

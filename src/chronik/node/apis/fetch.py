@@ -37,7 +37,6 @@ from chronik.node.serving.fetch_sessions import (
     FetchSession,
     FetchSessions,
     PartitionKey,
-    SessionPartition,
 )
 from chronik.node.serving.server import Server
 from chronik.wire.api import ApiKey
@@ -54,7 +53,6 @@ FOLLOWER_READS_FROM_VERSION = 11
 NODE_ENDPOINTS_FROM_VERSION = 16
 OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 WAIT_MS_MAX = 5 * 60 * 1000
-NO_REPLICA = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +238,8 @@ class PendingFetch:
             partition: Partition | None = None
             try:
                 partition = self._require(key, requested)
-                _describe(response, partition)
+                response.high_watermark = response.last_stable_offset = partition.visible_end_offset
+                response.log_start_offset = partition.log_start_offset
                 if self._trace is not None:
                     self._trace.seen(len(responses) - 1, partition.high_watermark, partition.log_end_offset)
                 read = self._read_partition(partition, requested, response, left_bytes, size_bytes == 0)
@@ -291,16 +290,20 @@ class PendingFetch:
         if partition.is_settling:
             # The client sees this error only if the wait does not help.
             self._is_settling = True
-            response.error_code = self._not_yet()
+            knows_error = self._request.api_version >= FOLLOWER_READS_FROM_VERSION
+            response.error_code = ErrorCode.offset_not_available if knows_error else ErrorCode.not_leader_or_follower
             response.high_watermark = response.last_stable_offset = -1
             return None
         if offset < partition.log_start_offset or offset > partition.log_end_offset:
             if partition.leader is None and offset > partition.log_end_offset:
                 raise KafkaError(ErrorCode.offset_not_available)
             raise KafkaError(ErrorCode.offset_out_of_range)
-        if self._fetch.rack_id and self._prefers_another(partition, offset, response):
-            self._is_full = True
-            return None
+        if self._fetch.rack_id and self._request.api_version >= FOLLOWER_READS_FROM_VERSION:
+            replica = _read_replica(self._node.metadata.image, partition, self._fetch.rack_id, offset)
+            if replica is not None:
+                response.preferred_read_replica = replica
+                self._is_full = True
+                return None
         if offset >= upto:
             return None
         if left_bytes <= 0 and not is_first:
@@ -313,19 +316,6 @@ class PendingFetch:
         if read.next_offset < upto:
             self._is_full = True
         return read.data
-
-    def _not_yet(self) -> ErrorCode:
-        if self._request.api_version >= FOLLOWER_READS_FROM_VERSION:
-            return ErrorCode.offset_not_available
-        return ErrorCode.not_leader_or_follower
-
-    def _prefers_another(self, partition: Partition, offset: int, response: FetchPartitionResponse) -> bool:
-        """Whether the consumer should read from a replica in its own rack; if so, the response names it."""
-        if self._request.api_version < FOLLOWER_READS_FROM_VERSION or partition.leader is None:
-            return False
-        replica = _read_replica(self._node.metadata.image, partition, self._fetch.rack_id, offset)
-        response.preferred_read_replica = NO_REPLICA if replica is None else replica
-        return replica is not None
 
     def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[ColdRead]) -> None:
         """Read data that is not in the page cache in a thread, then answer."""
@@ -382,7 +372,7 @@ class PendingFetch:
             failed = failed or response.error_code != 0
             if session is not None:
                 entry = session.partitions.get(key)
-                if not self._has_news(entry, response):
+                if entry is not None and not entry.news(response) and self._incremental:
                     continue
                 if entry is not None and len(response.records):
                     session.served(key)
@@ -422,12 +412,6 @@ class PendingFetch:
                 endpoints[broker.id] = (broker.id, broker.host, broker.port, broker.rack)
         return list(endpoints.values())
 
-    def _has_news(self, entry: SessionPartition | None, response: FetchPartitionResponse) -> bool:
-        if entry is None:
-            return True
-        news = entry.news(response)
-        return news or not self._incremental
-
 
 def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: int) -> int | None:
     """Return the in-sync replica in `rack` that is furthest and has `offset`; None to read from this leader (KIP-392).
@@ -449,13 +433,6 @@ def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: 
         if best is None or leader.durable_end_of(replica) > leader.durable_end_of(best):
             best = replica
     return best
-
-
-def _describe(response: FetchPartitionResponse, partition: Partition) -> None:
-    visible_end = partition.visible_end_offset
-    response.high_watermark = visible_end
-    response.last_stable_offset = visible_end
-    response.log_start_offset = partition.log_start_offset
 
 
 API = Api(ApiKey.FETCH, (4, 18))

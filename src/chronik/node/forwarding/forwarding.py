@@ -120,7 +120,7 @@ class Forwarding:
         self._hold(batch)
         self._deadlines.add(timeout_ms, batch)
         if lane.refuses(batch.header, self._loop.time()):
-            self._refuse(batch, "a batch before it failed")
+            self._refuse(batch, "an earlier batch failed")
             return
         lane.queue.append(batch)
         self._drain(lane)
@@ -221,7 +221,7 @@ class Forwarding:
     def _overtaken(self, batch: ForwardedBatch) -> None:
         """Fail a batch after a later one was appended. With acks=0 it is lost, and the error closes the connection."""
         self._metrics.rejected(batch.topic.name, batch.response.partition)
-        self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, "the leader took a later batch"))
+        self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, "the leader accepted a later batch"))
 
     # -- sends and responses -------------------------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class Forwarding:
             if batch.request.acks == 0:
                 self._requeue(batch)
             else:
-                self._refuse(batch, f"node {batch.leader} does not lead any more")
+                self._refuse(batch, f"node {batch.leader} no longer leads the partition")
             return
         response = batch.response
         self._accepted(batch)
@@ -275,7 +275,7 @@ class Forwarding:
         """The batch was sent but not answered: it may or may not be appended."""
         if not batch.is_over:
             self._break(batch)
-            self._finish(batch, KafkaError(ErrorCode.request_timed_out, f"not known whether it was appended: {reason}"))
+            self._finish(batch, KafkaError(ErrorCode.request_timed_out, f"the outcome is unknown: {reason}"))
 
     def _timed_out(self, batch: ForwardedBatch) -> None:
         if batch.is_sent:
@@ -306,7 +306,7 @@ class Forwarding:
         for other in [*lane.open, *lane.queue]:
             if other.number > batch.number and not other.is_sent and not other.is_over:
                 self._metrics.rejected(other.topic.name, other.response.partition)
-                self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "a batch before it failed"))
+                self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "an earlier batch failed"))
 
     def _finish(self, batch: ForwardedBatch, error: KafkaError | None) -> None:
         waiter = batch.waiter
@@ -434,6 +434,6 @@ class LeaderPipeline:
         for batch in sent:
             outcome = outcomes.get((batch.topic.id, batch.response.partition))
             if outcome is None:
-                self._forwarding.in_doubt(batch, "the leader's answer does not name it")
+                self._forwarding.in_doubt(batch, "the leader's response does not include the batch")
             else:
                 self._forwarding.answered(batch, outcome)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from chronik.node.replicas.partition import HowFound, Partition
 from chronik.node.replicas.partition_host import PartitionHost
@@ -96,7 +96,9 @@ class Healing:
             self.damages.append(damage)
             self._open[partition] = damage
             self._count()
-            self._run(self._heal(partition, damage))
+            task = self._loop.create_task(self._heal(partition, damage), name="healing")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         damage.offset = min(damage.offset, offset)
         if offset not in damage.logged and len(damage.logged) < OFFSETS_LOGGED_MAX:
             # Once for each offset: readers may retry it forever.
@@ -164,7 +166,7 @@ class Healing:
         self._replication.log_failed(partition)
         if reason != damage.waits_for:
             self._log.warning(
-                "damage_not_healed", **where, offset=damage.offset, reason=reason, then="it is tried again"
+                "damage_not_healed", **where, offset=damage.offset, reason=reason, then="the node retries"
             )
         damage.waits_for = reason
         return False
@@ -218,11 +220,6 @@ class Healing:
 
     def _count(self) -> None:
         self._metrics.replicas_healing = len(self._open)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name="healing")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _is_loss_accepted(partition: Partition) -> bool:

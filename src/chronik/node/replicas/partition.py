@@ -60,7 +60,7 @@ class ReplicationContext(Protocol):
 
     def lease_is_valid(self) -> bool: ...
 
-    def isr_is_due(self, partition: Partition) -> None:
+    def check_isr(self, partition: Partition) -> None:
         """A replica may join the ISR, or has all records it needs to take over leadership."""
 
     def role_changed(self, partition: Partition) -> None: ...
@@ -546,7 +546,9 @@ class Partition:
 
     def fail_with_unknown_outcome(self) -> None:
         """Fail produce waiters with REQUEST_TIMED_OUT: the outcome is unknown here, but the next leader may know it."""
-        self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
+        self._waits.fail(
+            KafkaError(ErrorCode.request_timed_out, "the disk does not respond; the records may have been written")
+        )
 
     def resumed(self) -> None:
         self.log.resume()
@@ -672,7 +674,7 @@ class Partition:
         if last_epoch >= 0:
             left = EpochEnd(*log.end_offset_for_epoch(last_epoch))
             if left.epoch < 0:
-                raise KafkaError(ErrorCode.unknown_leader_epoch, f"a record of epoch {last_epoch} comes before it")
+                raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {last_epoch} is not in this log")
             diverging = diverging_epoch(left, last_epoch, offset)
             if diverging is not None:
                 return diverging
@@ -684,7 +686,7 @@ class Partition:
             self._watermark_rose(before, self._bytes_since(before), "replica-fetch")
         self._check_deleted()
         if replica_id == self.hands_over_to or leader.may_join(replica_id, replication.live):
-            replication.isr_is_due(self)
+            replication.check_isr(self)
         return None
 
     def leader_watermark_received(self, leaders_watermark: int) -> None:
@@ -857,7 +859,7 @@ class Partition:
         self._refused.lost(lost, self.log.producers, self._runtime.env.wall_ms())
         self.generation += 1
         self.durable_log_start = min(self.durable_log_start, self.log.log_start_offset)
-        gone = KafkaError(ErrorCode.not_leader_or_follower, "another leader's log does not have it")
+        gone = KafkaError(ErrorCode.not_leader_or_follower, "the new leader's log does not contain the batch")
         self._waits.fail(error or gone, upto_offset)
         image, self._next_image = self._next_image, None
         if image is not None:

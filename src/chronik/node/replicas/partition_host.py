@@ -251,7 +251,7 @@ class PartitionHost:
         """Stop serving: another process has this node's id, and from now on the image describes that process."""
         own = image.brokers[self._node_id]
         self._is_following = False
-        self._log.error("replaced", by=f"{own.host}:{own.port}", then="this node serves no partition any more")
+        self._log.error("replaced", by=f"{own.host}:{own.port}", then="this node no longer serves any partition")
         self.replication.close()
         self.replica_sessions.close()
         replaced = KafkaError(ErrorCode.not_leader_or_follower, f"another process is node {own.id} now")
@@ -329,8 +329,8 @@ class PartitionHost:
                 match work:
                     case Open(topic=topic, indexes=indexes):
                         await self._open([(topic, index) for index in indexes])
-                    case Remove(topic=name, topic_id=topic_id, indexes=indexes):
-                        await self._remove(name, topic_id, indexes)
+                    case Remove():
+                        await self._remove(work)
                     case _:
                         if not work.done():
                             work.set_result(None)
@@ -503,7 +503,8 @@ class PartitionHost:
         del fields["folder"]
         say("log_damaged" if report.is_damaged else "log_recovered", topic=topic, partition=partition, **fields)
 
-    async def _remove(self, topic: str, topic_id: UUID, indexes: Sequence[int]) -> None:
+    async def _remove(self, work: Remove) -> None:
+        topic, topic_id, indexes = work
         closed: list[Partition] = []
         for index in indexes:
             hosted = self.partitions.get((topic, index))
@@ -519,10 +520,10 @@ class PartitionHost:
             # Before the files are removed: a new log of the same name must not be checked against this recovery point.
             await self._checkpoints.write()
         except OSError as error:
-            self._log.error("log_not_removed", topic=topic, error=repr(error), then="it is tried again")
+            self._log.error("log_not_removed", topic=topic, error=repr(error), then="the node retries")
             for hosted in closed:
                 self.partitions.setdefault((topic, hosted.index), hosted)
-            self._unremoved.append(Remove(topic, topic_id, tuple(indexes)))
+            self._unremoved.append(work)
             return
         removed = [hosted for hosted in closed if not self._is_assigned(self._image_of(topic_id, hosted.index))]
 

@@ -100,8 +100,6 @@ class FetcherHost(Protocol):
     async def truncate(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
         """Truncate the partition's log while no other job uses it; return whether it was truncated."""
 
-    async def follow_log_start(self, partition: Partition, offset: int) -> None: ...
-
 
 class Followed:
     """One followed partition: due, included in a fetch, or waiting for a sync, a truncation or a pause."""
@@ -419,7 +417,8 @@ class ReplicaFetcher:
         partition = followed.partition
         is_done = False
         try:
-            await self._host.follow_log_start(partition, offset)
+            if not partition.is_closed and not partition.jobs.is_exclusive:
+                await partition.raise_log_start(offset)
             is_done = True
         except Exception:
             self._log.exception("trim_failed", **partition.log_fields)

@@ -171,9 +171,6 @@ class Replication:
 
     # -- in-sync replicas ----------------------------------------------------------------------------------------------
 
-    def isr_is_due(self, partition: Partition) -> None:
-        self._check(partition)
-
     def _check_all(self) -> None:
         self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_all) if self._led else None
         now_s = self._loop.time()
@@ -182,9 +179,9 @@ class Replication:
         for partition in list(self._led):
             if has_stalled and partition.leader is not None:
                 partition.leader.stalled(self.now_ms())
-            self._check(partition)
+            self.check_isr(partition)
 
-    def _check(self, partition: Partition) -> None:
+    def check_isr(self, partition: Partition) -> None:
         leader = partition.leader
         if leader is None or self._is_closed:
             return
@@ -222,7 +219,7 @@ class Replication:
         if not is_committed:
             # The handover may still be committed: serve nothing until the next proposal decides that.
             partition.hands_over_to = NO_LEADER
-            self._loop.call_later(SETTLE_S, self._check, partition)
+            self._loop.call_later(SETTLE_S, self.check_isr, partition)
 
     def _hand_over_is_unheard(self, partition: Partition, leader: PartitionLeader) -> None:
         """A node with a failed disk may never learn the outcome of its handover: it cannot store metadata either."""
@@ -253,13 +250,13 @@ class Replication:
         if not answer.done():
             answer.cancel()
             if not changed.done():
-                return "no answer in time"
+                return "no response in time"
             is_committed = set(partition.in_sync_replicas) == {replica for replica, _ in proposed.isr}
             return "" if is_committed else "the partition has changed meanwhile"
         try:
             await answer
         except (KafkaError, TimeoutError) as error:
-            return str(error) or "no answer in time"
+            return str(error) or "no response in time"
         except Exception:
             self._log.exception("isr_proposal_failed", **partition.log_fields)
             return "unexpected"
@@ -276,7 +273,7 @@ class Replication:
             return
         partition.hand_over(to)
         self._loop.call_later(HAND_OVER_S_MAX, self._hand_over_is_late, partition, leader, to)
-        self._check(partition)
+        self.check_isr(partition)
 
     def log_failed(self, partition: Partition) -> None:
         """Hand over to another in-sync replica: this node can no longer accept records."""
@@ -338,7 +335,7 @@ class Replication:
             async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
                 await self._propose_isr(*key, image.leader_epoch, image.partition_epoch, members, to)
         except (KafkaError, TimeoutError) as error:
-            return str(error) or "no answer in time"
+            return str(error) or "no response in time"
         return ""
 
     def _hand_over_is_late(self, partition: Partition, leader: PartitionLeader, to: int) -> None:
@@ -417,11 +414,6 @@ class Replication:
             leader_epoch=role.leader_epoch,
             starts_over=isinstance(decision, StartOver),
         )
-
-    async def follow_log_start(self, partition: Partition, offset: int) -> None:
-        """Raise the log start to the leader's log start `offset`."""
-        if not partition.is_closed and not partition.jobs.is_exclusive:
-            await partition.raise_log_start(offset)
 
     # -- damage --------------------------------------------------------------------------------------------------------
 
