@@ -133,8 +133,7 @@ class PartitionHost:
             self._resign(image)
         else:
             self._is_following = True
-            self._defaults = topic_defaults(self._runtime.config, image)
-            self._runtime.traces.topics = traced_topics(image, self._defaults)
+            self._configure(None)
             self.replication.brokers_changed(image)
             await self._set_strays_aside(image)
             await self._open(

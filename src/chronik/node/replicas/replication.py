@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from chronik.client.connection import Connection
-from chronik.metadata.calls import ReplicaReport, ReportedResult
 from chronik.metadata.image import ClusterImage, PartitionImage
 from chronik.node.replicas.checkpoints import Checkpoints
 from chronik.node.replicas.partition import HowFound, Partition
 from chronik.node.replicas.replica_fetcher import ReplicaFetcher
-from chronik.node.replicas.replica_reports import ReplicaReports
+from chronik.node.replicas.replica_reports import ReplicaReports, Report
 from chronik.node.runtime import Runtime
 from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
 from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
@@ -56,7 +55,7 @@ class ClusterLinks:
 
     connect: Callable[[int], Awaitable[Connection]]
     propose_isr: ProposeIsr
-    report_replicas: Callable[[tuple[ReplicaReport, ...], bool], Awaitable[ReportedResult]]
+    report_replicas: Report
     lease_is_valid: Callable[[], bool]
 
 
