@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chronik.replication.isr import InSyncReplicas
@@ -26,33 +27,22 @@ class ProposedIsr(NamedTuple):
     hand_over_to: int = -1
 
 
+@dataclass(slots=True, eq=False)
 class Replica:
     """Another node's replica, as known from its fetches in this leader epoch."""
 
-    __slots__ = (
-        "broker_epoch",
-        "caught_up_ms",
-        "end",
-        "fetched_ms",
-        "id",
-        "leader_end_at_fetch",
-        "progressed_ms",
-        "start",
-    )
-
-    def __init__(self, replica_id: int, now_ms: int) -> None:
-        self.id = replica_id
-        self.end = UNKNOWN
-        """The replica has everything below this offset, written as the durability setting requires."""
-        self.start = UNKNOWN
-        """Its durable log start offset."""
-        self.broker_epoch = UNKNOWN
-        self.caught_up_ms = NEVER_MS
-        """When it last had everything in the leader's log."""
-        self.progressed_ms = NEVER_MS
-        """When it last made progress or restarted."""
-        self.fetched_ms = now_ms
-        self.leader_end_at_fetch = UNKNOWN
+    id: int
+    fetched_ms: int
+    end: int = UNKNOWN
+    """The replica has everything below this offset, written as the durability setting requires."""
+    start: int = UNKNOWN
+    """Its durable log start offset."""
+    broker_epoch: int = UNKNOWN
+    caught_up_ms: int = NEVER_MS
+    """When it last had everything in the leader's log."""
+    progressed_ms: int = NEVER_MS
+    """When it last made progress or restarted."""
+    leader_end_at_fetch: int = UNKNOWN
 
 
 class PartitionLeader:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -101,20 +101,18 @@ class ReplicaListener(Protocol):
         """The leader epoch in which the listener registered has ended."""
 
 
+@dataclass(slots=True, eq=False)
 class PartitionWaits:
     """Invariant: waiters are sorted by the offset they wait for. Owned by the loop; each is called once."""
 
-    __slots__ = ("committed", "deleted", "fetches", "listeners", "written")
-
-    def __init__(self) -> None:
-        self.written: Waiters = deque()
-        """Called when this node's log is durable up to their offset."""
-        self.committed: Waiters = deque()
-        """Called when the high watermark reaches their offset."""
-        self.deleted: Waiters = deque()
-        """Called when the low watermark reaches their offset."""
-        self.fetches: dict[WaitingFetch, None] = {}
-        self.listeners: dict[ReplicaListener, None] = {}
+    written: Waiters = field(default_factory=deque)
+    """Called when this node's log is durable up to their offset."""
+    committed: Waiters = field(default_factory=deque)
+    """Called when the high watermark reaches their offset."""
+    deleted: Waiters = field(default_factory=deque)
+    """Called when the low watermark reaches their offset."""
+    fetches: dict[WaitingFetch, None] = field(default_factory=dict)
+    listeners: dict[ReplicaListener, None] = field(default_factory=dict)
 
     def wake_fetches(self, partition: Partition, size_bytes: int) -> None:
         for fetch in list(self.fetches):
@@ -207,16 +205,16 @@ class Partition:
         """True while the replica is being healed: it does not lead, and does not report a fetch position."""
         self.on_durable: Callable[[Partition], None] | None = None
         """Called whenever more of this follower's log is durable; set by the fetcher that follows its leader."""
-        self._appender: PartitionLeader | None = None
-        self._next_image: PartitionImage | None = None
         self.acknowledges_unsynced = runtime.config.durability == "replicated"
         """Whether records in the page cache are durable enough to be acknowledged."""
+        self.log_fields: Mapping[str, Any] = {"topic": topic.name, "partition": index}
+        """The fields that name this partition in log lines."""
+        self._appender: PartitionLeader | None = None
+        self._next_image: PartitionImage | None = None
         self._replication = replication
         self._runtime = runtime
         self._syncer = syncer
         self._metrics = runtime.metrics
-        self.log_fields: Mapping[str, Any] = {"topic": topic.name, "partition": index}
-        """The fields that name this partition in log lines."""
         self._log = runtime.log.bind(component="storage", **self.log_fields)
         self.trace: PartitionTrace | None = None
         """Set only while the topic is traced, so that an untraced request pays for one check and nothing else."""
@@ -837,7 +835,7 @@ class Partition:
     def require_in_sync(self, replicas: int) -> None:
         """Apply the effective min.insync.replicas after a change of the replicas."""
         if replicas != self.settings.min_insync_replicas:
-            self.configure(dataclasses.replace(self.settings, min_insync_replicas=replicas))
+            self.configure(replace(self.settings, min_insync_replicas=replicas))
 
     def _check_enough_after(self) -> None:
         """Fail acks=all waiters if the ISR is too small: nothing commits until it grows, and producers may retry."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
@@ -101,40 +102,28 @@ class FetcherHost(Protocol):
         """Truncate the partition's log while no other job uses it; return whether it was truncated."""
 
 
+@dataclass(slots=True, eq=False)
 class Followed:
     """One followed partition: due, included in a fetch, or waiting for a sync, a truncation or a pause."""
 
-    __slots__ = (
-        "appended_s",
-        "bytes_max",
-        "failures",
-        "fetched_bytes",
-        "is_reported",
-        "is_syncing",
-        "is_trimming",
-        "key",
-        "partition",
-        "position",
-        "retry",
-        "role",
-        "sent_in",
-    )
+    partition: Partition
+    role: PartitionFollower
+    sent_in: int = NOT_SENT
+    """The number of the fetch that last included it, until a response brings more than a watermark."""
+    position: tuple[int, int] = (-1, NO_EPOCH)
+    bytes_max: int = PARTITION_BYTES
+    fetched_bytes: int = 0
+    appended_s: float = 0.0
+    is_syncing: bool = False
+    is_trimming: bool = False
+    is_reported: bool = False
+    failures: int = 0
+    retry: asyncio.TimerHandle | None = None
 
-    def __init__(self, partition: Partition, role: PartitionFollower) -> None:
-        self.key = (partition.topic_id, partition.index)
-        self.partition = partition
-        self.role = role
-        self.sent_in = NOT_SENT
-        """The number of the fetch that last included it, until a response brings more than a watermark."""
-        self.position = (-1, NO_EPOCH)
-        self.bytes_max = PARTITION_BYTES
-        self.fetched_bytes = 0
-        self.appended_s = 0.0
-        self.is_syncing = False
-        self.is_trimming = False
-        self.is_reported = False
-        self.failures = 0
-        self.retry: asyncio.TimerHandle | None = None
+    key: tuple[UUID, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = (self.partition.topic_id, self.partition.index)
 
     def appended(self, fetched_bytes: int, now_s: float) -> None:
         self.fetched_bytes, self.appended_s = fetched_bytes, now_s

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
@@ -42,24 +43,22 @@ EntryKey = tuple[UUID | None, int]
 Topics = dict[UUID | None, list[FetchPartitionResponse]]
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """One partition in one follower's session."""
 
-    __slots__ = ("diverging", "error", "is_open", "key", "partition", "reported", "requested", "rose_s", "start")
-
-    def __init__(self, key: EntryKey, requested: FetchPartition) -> None:
-        self.key = key
-        self.requested = requested
-        self.partition: Partition | None = None
-        self.is_open = False
-        """Whether records may be sent: a fetch included the partition, and it has had no response since."""
-        self.error = ErrorCode.none
-        self.diverging: EpochEnd | None = None
-        self.start = -1
-        """The leader's log start, for a follower that fetches from below it."""
-        self.reported = (-1, -1)
-        """The high watermark and log start that the follower knows."""
-        self.rose_s: float | None = None
+    key: EntryKey
+    requested: FetchPartition
+    partition: Partition | None = None
+    is_open: bool = False
+    """Whether records may be sent: a fetch included the partition, and it has had no response since."""
+    error: ErrorCode = ErrorCode.none
+    diverging: EpochEnd | None = None
+    start: int = -1
+    """The leader's log start, for a follower that fetches from below it."""
+    reported: tuple[int, int] = (-1, -1)
+    """The high watermark and log start that the follower knows."""
+    rose_s: float | None = None
 
 
 class WaitingReplicaFetch(NamedTuple):
