@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
+from tests.node.support_async import Story, async_test
 from tests.support.slow_disk import HANG, SlowDisk
 
 from chronik.client.connection import Connection as ClientConnection
@@ -43,10 +44,10 @@ from chronik.node.apis import list_offsets as list_offsets_api
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
-from chronik.node.replicas.cluster_links import ClusterLinks, IsrMembers
 from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.replication import ClusterLinks, IsrMembers
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Reply, Request
@@ -214,32 +215,18 @@ class Node:
     async def start(self, image: ClusterImage) -> None:
         self.metadata.image = image
         self.folder = DataFolder.open(self.env.disk, str(self._path), self.id, "cluster")
-        log = silent_logger()
-        watch = DiskWatch(self.loop, self._cluster.disk_timeout_ms or self.config.disk_timeout_ms, log)
-        is_vital = self.config.durability == "synced"
-        syncer = Syncer(self.loop, self.env, self.metrics, watch, is_vital=is_vital)
+        disk_timeout_ms = self._cluster.disk_timeout_ms or self.config.disk_timeout_ms
+        watch = DiskWatch(self.loop, disk_timeout_ms, silent_logger())
+        syncer = Syncer(self.runtime, watch)
         links = ClusterLinks(
             self._connect,
             lambda *proposal: self._cluster.propose_isr(self.id, *proposal),
             lambda reports, _: self._cluster.report_replicas(self.id, reports),
             lambda: self.has_lease,
         )
-        self.host = PartitionHost(
-            self.loop,
-            self.env,
-            self.config,
-            self.folder,
-            cast(Any, self.metadata),
-            syncer,
-            self.metrics,
-            self.traces,
-            log,
-            links,
-        )
+        self.host = PartitionHost(self.runtime, self.folder, cast(Any, self.metadata), syncer, links)
         self.metadata.subscribe(self.host.metadata_changed)
-        self.healing = Healing(
-            self.loop, self.env, str(self._path), self.host.replication, self.host.reports, self.metrics, log
-        )
+        self.healing = Healing(self.runtime, self.host)
         server = SimpleNamespace(reading_bytes=0, response_bytes_allowed=lambda: 1 << 20)
         sessions = FetchSessions(self.env.random, 10)
         self.fetch_services = fetch_api.Services(
@@ -515,14 +502,6 @@ class Cluster:
         return ReportedResult(tuple("" if error is None else error.message for error in plan.outcomes))
 
 
-Scenario = Callable[[Cluster], Awaitable[None]]
-
-
-def play(path: Path, scenario: Scenario, **more: Any) -> None:
-    """Run a scenario in its own cluster."""
-
-    async def main() -> None:
-        async with Cluster(path, **more) as cluster:
-            await scenario(cluster)
-
-    asyncio.run(main())
+def on_cluster(**settings: Any) -> Callable[[Story], Callable[..., None]]:
+    """Make a test of a coroutine that takes a cluster with these settings."""
+    return async_test(lambda path: Cluster(path, **settings), "tmp_path")

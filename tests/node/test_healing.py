@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import msgspec
 import pytest
-from tests.node.support_replicas import TOPIC, Cluster, Node, play, until
+from tests.node.support_replicas import TOPIC, Cluster, Node, on_cluster, until
 from tests.node.test_replication_following import is_caught_up
 
 from chronik.node.replicas import healing as healing_module
 from chronik.node.replicas import scrubber as scrubber_module
-from chronik.node.replicas.damage import Damage
+from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.housekeeping import Housekeeping
 from chronik.node.replicas.scrubber import Scrubber
-from chronik.observe.logging import silent_logger
 from chronik.storage.log import Log
 from chronik.wire.batch import HEADER_BYTES, read_batch_header
 from chronik.wire.errors import ErrorCode
@@ -75,8 +76,9 @@ def damages(node: Node) -> list[Damage]:
     return list(node.healing.damages)
 
 
-def scrubber(node: Node, interval_ms: int = 100) -> Scrubber:
-    return Scrubber(node.loop, node.env, interval_ms, node.host, node.healing, node.metrics, silent_logger())
+def scrubber(node: Node, interval_ms: int = 100, loop: Any = None) -> Scrubber:
+    config = msgspec.structs.replace(node.config, scrub_interval_ms=interval_ms)
+    return Scrubber(replace(node.runtime, config=config, loop=loop or node.loop), node.host, node.healing)
 
 
 def contents(node: Node) -> bytes:
@@ -92,7 +94,7 @@ def contents(node: Node) -> bytes:
 
 
 def housekeeping(node: Node, wall_ms: Callable[[], int] = lambda: 1) -> Housekeeping:
-    return Housekeeping(node.loop, node.env, wall_ms, node.config, node.host, silent_logger())
+    return Housekeeping(node.runtime, node.host, wall_ms)
 
 
 async def is_whole_again(cluster: Cluster, node: Node, how: str) -> None:
@@ -109,101 +111,90 @@ async def is_whole_again(cluster: Cluster, node: Node, how: str) -> None:
 
 @pytest.mark.parametrize("damage", [flip, cut, remove])
 @pytest.mark.parametrize("victim", [1, 2])
-def test_the_scrubber_finds_damage_and_the_replica_is_healed(
-    tmp_path: Path, victim: int, damage: Callable[[Path], None]
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_the_scrubber_finds_damage_and_the_replica_is_healed(
+    cluster: Cluster, victim: int, damage: Callable[[Path], None]
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        node = cluster[victim]
-        path = segment(cluster, node)
-        damage(path)
-        scrub = scrubber(node)
-        scrub.start()
-        await is_whole_again(cluster, node, "scrub")
-        await scrub.stop()
-        assert (cluster.state.leader != 1) == (victim == 1)
-        assert [by for by, _ in cluster.losses] == [victim]
-        # The damaged segment and all later ones were moved, not deleted.
-        moved = set_aside(cluster, node)
-        assert (path.name in [each.name for each in moved]) == (damage is not remove)
-        assert all(each.name >= path.name for each in moved) and len(moved) > 1
-        assert damages(node)[0].set_aside == (str(moved[0].parent),)
-        # The replica takes part as before.
-        await cluster[cluster.state.leader].produce(b"x" * 100)
-        await until(lambda: is_caught_up(cluster))
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+    await filled(cluster)
+    node = cluster[victim]
+    path = segment(cluster, node)
+    damage(path)
+    scrub = scrubber(node)
+    scrub.start()
+    await is_whole_again(cluster, node, "scrub")
+    await scrub.stop()
+    assert (cluster.state.leader != 1) == (victim == 1)
+    assert [by for by, _ in cluster.losses] == [victim]
+    # The damaged segment and all later ones were moved, not deleted.
+    moved = set_aside(cluster, node)
+    assert (path.name in [each.name for each in moved]) == (damage is not remove)
+    assert all(each.name >= path.name for each in moved) and len(moved) > 1
+    assert damages(node)[0].set_aside == (str(moved[0].parent),)
+    # The replica takes part as before.
+    await cluster[cluster.state.leader].produce(b"x" * 100)
+    await until(lambda: is_caught_up(cluster))
 
 
-def test_a_wrong_index_is_rebuilt_while_the_replica_stays_in_sync(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        node = cluster[2]
-        index = segment(cluster, node).with_suffix(".timeindex")
-        before = index.read_bytes()
-        index.write_bytes(b"\7" + before[1:])
-        scrub = scrubber(node)
-        scrub.start()
-        await until(lambda: damages(node) and damages(node)[0].state == "healed")
-        await scrub.stop()
-        assert index.read_bytes() == before
-        assert cluster.losses == [] and cluster.state.isr == (1, 2, 3)
-        assert node.metrics.damages_found["scrub"] == 1 and node.metrics.replicas_healed == 0
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_a_wrong_index_is_rebuilt_while_the_replica_stays_in_sync(cluster: Cluster) -> None:
+    await filled(cluster)
+    node = cluster[2]
+    index = segment(cluster, node).with_suffix(".timeindex")
+    before = index.read_bytes()
+    index.write_bytes(b"\7" + before[1:])
+    scrub = scrubber(node)
+    scrub.start()
+    await until(lambda: damages(node) and damages(node)[0].state == "healed")
+    await scrub.stop()
+    assert index.read_bytes() == before
+    assert cluster.losses == [] and cluster.state.isr == (1, 2, 3)
+    assert node.metrics.damages_found["scrub"] == 1 and node.metrics.replicas_healed == 0
 
 
-def test_a_leader_that_reads_damage_is_healed(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        path = segment(cluster, cluster[1])
-        await cluster.stop(1)
-        cluster.register(1)
-        flip(path)
-        cluster.change(leader=1, isr=(1, 2, 3))
-        node = await cluster.start(1)
-        offset = 0
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_a_leader_that_reads_damage_is_healed(cluster: Cluster) -> None:
+    await filled(cluster)
+    path = segment(cluster, cluster[1])
+    await cluster.stop(1)
+    cluster.register(1)
+    flip(path)
+    cluster.change(leader=1, isr=(1, 2, 3))
+    node = await cluster.start(1)
+    offset = 0
+    response = await node.consume(offset)
+    while response.error_code == 0 and len(response.records):
+        offset = read_last_offset(bytes(response.records)) + 1
         response = await node.consume(offset)
-        while response.error_code == 0 and len(response.records):
-            offset = read_last_offset(bytes(response.records)) + 1
-            response = await node.consume(offset)
-        assert response.error_code in (ErrorCode.kafka_storage_error, ErrorCode.not_leader_or_follower)
-        await is_whole_again(cluster, node, "read")
-        assert cluster.state.leader != 1
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+    assert response.error_code in (ErrorCode.kafka_storage_error, ErrorCode.not_leader_or_follower)
+    await is_whole_again(cluster, node, "read")
+    assert cluster.state.leader != 1
 
 
-def test_a_read_of_a_missing_file_fails_over_and_the_replica_is_healed(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        node = cluster[1]
-        path = segment(cluster, node)
-        path.unlink()
-        for closed in node.partition.log._segments.all[:-1]:
-            closed.release()
-        response = await node.consume(int(path.stem))
-        assert response.error_code == ErrorCode.kafka_storage_error
-        await is_whole_again(cluster, node, "read")
-        response = await cluster[cluster.state.leader].consume(int(path.stem))
-        assert response.error_code == 0 and len(response.records)
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_a_read_of_a_missing_file_fails_over_and_the_replica_is_healed(cluster: Cluster) -> None:
+    await filled(cluster)
+    node = cluster[1]
+    path = segment(cluster, node)
+    path.unlink()
+    for closed in node.partition.log._segments.all[:-1]:
+        closed.release()
+    response = await node.consume(int(path.stem))
+    assert response.error_code == ErrorCode.kafka_storage_error
+    await is_whole_again(cluster, node, "read")
+    response = await cluster[cluster.state.leader].consume(int(path.stem))
+    assert response.error_code == 0 and len(response.records)
 
 
 @pytest.mark.parametrize("damage", [break_the_chain, remove])
-def test_a_replica_is_healed_if_compaction_finds_damage(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        node = cluster[2]
-        path = segment(cluster, node)
-        damage(path)
-        await housekeeping(node)._round("compaction", housekeeping(node)._compact)()
-        assert damages(node)[0].offset == int(path.stem)
-        await is_whole_again(cluster, node, "read")
-
-    configs = {**SMALL_SEGMENTS, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
-    play(tmp_path, scenario, configs=configs)
+@on_cluster(configs={**SMALL_SEGMENTS, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+async def test_a_replica_is_healed_if_compaction_finds_damage(cluster: Cluster, damage: Callable[[Path], None]) -> None:
+    await filled(cluster)
+    node = cluster[2]
+    path = segment(cluster, node)
+    damage(path)
+    await housekeeping(node)._round("compaction", housekeeping(node)._compact)()
+    assert damages(node)[0].offset == int(path.stem)
+    await is_whole_again(cluster, node, "read")
 
 
 def read_last_offset(records: bytes) -> int:
@@ -215,152 +206,135 @@ def read_last_offset(records: bytes) -> int:
 
 
 @pytest.mark.parametrize("damage", [cut, remove])
-def test_a_log_that_was_damaged_while_its_node_was_down_is_healed(
-    tmp_path: Path, damage: Callable[[Path], None]
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_a_log_that_was_damaged_while_its_node_was_down_is_healed(
+    cluster: Cluster, damage: Callable[[Path], None]
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        path = segment(cluster, cluster[2])
-        await cluster.stop(2)
-        cluster.register(2)
-        damage(path)
-        node = await cluster.start(2)
-        await is_whole_again(cluster, node, "recovery")
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+    await filled(cluster)
+    path = segment(cluster, cluster[2])
+    await cluster.stop(2)
+    cluster.register(2)
+    damage(path)
+    node = await cluster.start(2)
+    await is_whole_again(cluster, node, "recovery")
 
 
 # -- when no other replica has the data --------------------------------------------------------------------------------
 
 
-def test_the_only_replica_keeps_its_damaged_files_and_continues_to_lead(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        node = cluster[1]
-        for number in range(RECORDS):
-            await node.produce(b"%d" % number + b"x" * 100)
-        flip(segment(cluster, node))
-        scrub = scrubber(node)
-        scrub.start()
-        await until(lambda: node.metrics.scrub_passes > 2)
-        await scrub.stop()
-        await until(lambda: damages(node)[0].waits_for)
-        assert damages(node)[0].waits_for == "0 other replicas are in sync, 1 are needed"
-        assert cluster.losses == [] and set_aside(cluster, node) == []
-        assert (node.metrics.replicas_healing, node.metrics.replicas_healed) == (1, 0)
-        assert node.metrics.damages_found["scrub"] == 1, "it is told once"
-        await node.produce(b"x")
-        assert node.partition.leads
-
-    play(tmp_path, scenario, replicas=(1,), configs={"segment.bytes": "2000"})
+@on_cluster(replicas=(1,), configs={"segment.bytes": "2000"})
+async def test_the_only_replica_keeps_its_damaged_files_and_continues_to_lead(cluster: Cluster) -> None:
+    node = cluster[1]
+    for number in range(RECORDS):
+        await node.produce(b"%d" % number + b"x" * 100)
+    flip(segment(cluster, node))
+    scrub = scrubber(node)
+    scrub.start()
+    await until(lambda: node.metrics.scrub_passes > 2)
+    await scrub.stop()
+    await until(lambda: damages(node)[0].waits_for)
+    assert damages(node)[0].waits_for == "0 other replicas are in sync, 1 are needed"
+    assert cluster.losses == [] and set_aside(cluster, node) == []
+    assert (node.metrics.replicas_healing, node.metrics.replicas_healed) == (1, 0)
+    assert node.metrics.damages_found["scrub"] == 1, "it is told once"
+    await node.produce(b"x")
+    assert node.partition.leads
 
 
-def test_healing_waits_for_enough_in_sync_replicas_while_another_replica_leads(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        cluster.cut(3, 1)
-        cluster.cut(3, 2)
-        cluster.fence(3)
-        cluster.change(isr=(1, 2))
-        node = cluster[1]
-        flip(segment(cluster, node))
-        node.partition.found_damaged(20)
-        await until(lambda: cluster.state.leader == 2)
-        await until(lambda: damages(node)[0].waits_for == "1 other replicas are in sync, 2 are needed")
-        assert cluster.losses == [] and cluster.state.isr == (1, 2)
-        await cluster[2].produce(b"x" * 100)
-        cluster.heal()
-        cluster.register(3)
-        await is_whole_again(cluster, node, "read")
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_healing_waits_for_enough_in_sync_replicas_while_another_replica_leads(cluster: Cluster) -> None:
+    await filled(cluster)
+    cluster.cut(3, 1)
+    cluster.cut(3, 2)
+    cluster.fence(3)
+    cluster.change(isr=(1, 2))
+    node = cluster[1]
+    flip(segment(cluster, node))
+    node.partition.found_damaged(20)
+    await until(lambda: cluster.state.leader == 2)
+    await until(lambda: damages(node)[0].waits_for == "1 other replicas are in sync, 2 are needed")
+    assert cluster.losses == [] and cluster.state.isr == (1, 2)
+    await cluster[2].produce(b"x" * 100)
+    cluster.heal()
+    cluster.register(3)
+    await is_whole_again(cluster, node, "read")
 
 
-def test_a_replica_whose_damage_report_is_refused_still_follows_and_leads(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        cluster.refuses_losses = True
-        node = cluster[2]
-        node.partition.found_damaged(20)
-        await until(lambda: len(cluster.losses) > 1)
-        assert set_aside(cluster, node) == []
-        await cluster[1].produce(b"x" * 100)
-        await until(lambda: is_caught_up(cluster))
-        for other in (1, 3):
-            cluster.fence(other)
-        cluster.change(leader=2, isr=(2,))
-        await until(lambda: node.partition.leads)
-        # It may be unfit for a moment while it retries; then it leads with the data it has.
-        assert damages(node)[0].state == "waiting"
-
-    play(tmp_path, scenario, configs={"segment.bytes": "2000"})
+@on_cluster(configs={"segment.bytes": "2000"})
+async def test_a_replica_whose_damage_report_is_refused_still_follows_and_leads(cluster: Cluster) -> None:
+    await filled(cluster)
+    cluster.refuses_losses = True
+    node = cluster[2]
+    node.partition.found_damaged(20)
+    await until(lambda: len(cluster.losses) > 1)
+    assert set_aside(cluster, node) == []
+    await cluster[1].produce(b"x" * 100)
+    await until(lambda: is_caught_up(cluster))
+    for other in (1, 3):
+        cluster.fence(other)
+    cluster.change(leader=2, isr=(2,))
+    await until(lambda: node.partition.leads)
+    # It may be unfit for a moment while it retries; then it leads with the data it has.
+    assert damages(node)[0].state == "waiting"
 
 
-def test_the_leader_ignores_the_fetch_offset_from_before_the_damage(tmp_path: Path) -> None:
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_the_leader_ignores_the_fetch_offset_from_before_the_damage(cluster: Cluster) -> None:
     """On an idle partition, the replica's last fetch before the damage showed the leader a complete log."""
+    await filled(cluster)
+    node, leader = cluster[2], cluster[1].partition
+    log = node.partition.log
+    in_sync: list[bool] = []
 
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        node, leader = cluster[2], cluster[1].partition
-        log = node.partition.log
-        in_sync: list[bool] = []
+    def slowly(*arguments: Any) -> list[str]:
+        # Make the leader check the ISR, and give it enough time to propose a change.
+        node.loop.call_soon_threadsafe(leader._replication.check_isr, leader)
+        Event().wait(0.2)
+        in_sync.append(2 in cluster.state.isr)
+        return Log.set_aside_from(log, *arguments)
 
-        def slowly(*arguments: Any) -> list[str]:
-            # Make the leader check the ISR, and give it enough time to propose a change.
-            node.loop.call_soon_threadsafe(leader._replicating.isr_is_due, leader)
-            Event().wait(0.2)
-            in_sync.append(2 in cluster.state.isr)
-            return Log.set_aside_from(log, *arguments)
+    log.set_aside_from = slowly  # type: ignore[method-assign, assignment]
+    node.partition.found_damaged(20)
+    await is_whole_again(cluster, node, "read")
+    assert in_sync == [False]
 
-        log.set_aside_from = slowly  # type: ignore[method-assign, assignment]
+
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_a_repeatedly_damaged_replica_waits_for_an_operator(cluster: Cluster) -> None:
+    await filled(cluster)
+    node = cluster[2]
+    for count in range(1, healing_module.HEALS_A_DAY_MAX + 1):
         node.partition.found_damaged(20)
-        await is_whole_again(cluster, node, "read")
-        assert in_sync == [False]
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
-
-
-def test_a_repeatedly_damaged_replica_waits_for_an_operator(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        node = cluster[2]
-        for count in range(1, healing_module.HEALS_A_DAY_MAX + 1):
-            node.partition.found_damaged(20)
-            await until(lambda count=count: node.metrics.replicas_healed == count)  # type: ignore[misc]
-        node.partition.found_damaged(20)
-        await until(lambda: "replace the disk" in damages(node)[-1].waits_for)
-        assert sorted(cluster.state.isr) == [1, 2, 3]
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+        await until(lambda count=count: node.metrics.replicas_healed == count)  # type: ignore[misc]
+    node.partition.found_damaged(20)
+    await until(lambda: "replace the disk" in damages(node)[-1].waits_for)
+    assert sorted(cluster.state.isr) == [1, 2, 3]
 
 
-def test_damage_found_at_a_lower_offset_during_healing_is_healed_too(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        node = cluster[2]
-        node.partition.found_damaged(40)
-        await until(lambda: cluster.losses)
-        node.partition.found_damaged(3)
-        await until(lambda: all(damage.state == "healed" for damage in damages(node)))
-        await until(lambda: is_caught_up(cluster) and sorted(cluster.state.isr) == [1, 2, 3])
-        assert min(int(path.stem) for path in set_aside(cluster, node)) == 0
-        assert len({contents(each) for each in cluster.nodes.values()}) == 1
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_damage_found_at_a_lower_offset_during_healing_is_healed_too(cluster: Cluster) -> None:
+    await filled(cluster)
+    node = cluster[2]
+    node.partition.found_damaged(40)
+    await until(lambda: cluster.losses)
+    node.partition.found_damaged(3)
+    await until(lambda: all(damage.state == "healed" for damage in damages(node)))
+    await until(lambda: is_caught_up(cluster) and sorted(cluster.state.isr) == [1, 2, 3])
+    assert min(int(path.stem) for path in set_aside(cluster, node)) == 0
+    assert len({contents(each) for each in cluster.nodes.values()}) == 1
 
 
-def test_files_set_aside_are_removed_after_their_retention(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        node = cluster[2]
-        node.partition.found_damaged(20)
-        await is_whole_again(cluster, node, "read")
-        retention_ms = node.config.set_aside_retention_ms
-        await housekeeping(node, lambda: retention_ms)._remove_set_aside()
-        assert set_aside(cluster, node)
-        await housekeeping(node, lambda: 1 + retention_ms)._remove_set_aside()
-        assert list((cluster.path / "node-2" / "set-aside").iterdir()) == []
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_files_set_aside_are_removed_after_their_retention(cluster: Cluster) -> None:
+    await filled(cluster)
+    node = cluster[2]
+    node.partition.found_damaged(20)
+    await is_whole_again(cluster, node, "read")
+    retention_ms = node.config.set_aside_retention_ms
+    await housekeeping(node, lambda: retention_ms)._remove_set_aside()
+    assert set_aside(cluster, node)
+    await housekeeping(node, lambda: 1 + retention_ms)._remove_set_aside()
+    assert list((cluster.path / "node-2" / "set-aside").iterdir()) == []
 
 
 # -- the scrubber ------------------------------------------------------------------------------------------------------
@@ -387,8 +361,7 @@ class SlowDisk:
 
 
 async def one_pass(node: Node, disk: SlowDisk, interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    scrub = scrubber(node, int(interval_s * 1000))
-    scrub._loop = disk  # type: ignore[assignment]
+    scrub = scrubber(node, int(interval_s * 1000), disk)
     monkeypatch.setattr(scrubber_module, "asyncio", disk)
     await scrub._pass()
     assert node.metrics.scrubbed_bytes == node.partition.log.closed_bytes()
@@ -396,34 +369,32 @@ async def one_pass(node: Node, disk: SlowDisk, interval_s: float, monkeypatch: p
     assert damages(node) == []
 
 
-def test_a_scrub_pass_is_spread_evenly_over_its_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        disk = SlowDisk(read_s=0.001)
-        await one_pass(cluster[2], disk, 1000.0, monkeypatch)
-        assert disk.now_s == pytest.approx(1000.0)
-        gaps_s = [after - before for (before, _), (after, _) in pairwise(disk.reads)]
-        assert max(gaps_s) < 1.3 * min(gaps_s)
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
-
-
-def test_the_scrubber_reads_a_slow_disk_5_percent_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await filled(cluster)
-        disk = SlowDisk(read_s=2.0)
-        await one_pass(cluster[2], disk, 1.0, monkeypatch)
-        for (began_s, ended_s), (next_s, _) in pairwise(disk.reads):
-            assert (ended_s - began_s) / (next_s - began_s) == pytest.approx(0.05)
-
-    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_a_scrub_pass_is_spread_evenly_over_its_interval(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(cluster)
+    disk = SlowDisk(read_s=0.001)
+    await one_pass(cluster[2], disk, 1000.0, monkeypatch)
+    assert disk.now_s == pytest.approx(1000.0)
+    gaps_s = [after - before for (before, _), (after, _) in pairwise(disk.reads)]
+    assert max(gaps_s) < 1.3 * min(gaps_s)
 
 
-def test_an_interval_of_0_disables_the_scrubber(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        scrub = scrubber(cluster[1], interval_ms=0)
-        scrub.start()
-        assert scrub._task is None
-        await scrub.stop()
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_the_scrubber_reads_a_slow_disk_5_percent_of_the_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(cluster)
+    disk = SlowDisk(read_s=2.0)
+    await one_pass(cluster[2], disk, 1.0, monkeypatch)
+    for (began_s, ended_s), (next_s, _) in pairwise(disk.reads):
+        assert (ended_s - began_s) / (next_s - began_s) == pytest.approx(0.05)
 
-    play(tmp_path, scenario)
+
+@on_cluster()
+async def test_an_interval_of_0_disables_the_scrubber(cluster: Cluster) -> None:
+    scrub = scrubber(cluster[1], interval_ms=0)
+    scrub.start()
+    assert scrub._task is None
+    await scrub.stop()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.node.support_replicas import TOPIC, Cluster, play
+from tests.node.support_replicas import TOPIC, Cluster, on_cluster
 
 from chronik.node.apis import list_offsets
 from chronik.wire.errors import ErrorCode
@@ -20,23 +19,21 @@ def list_offsets_request(*timestamps: int) -> Any:
     return cast(Any, SimpleNamespace(message=message, api_version=7))
 
 
-def test_list_offsets_fails_if_the_lease_expires_during_a_timestamp_lookup(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        leader = cluster[1]
-        await leader.produce(b"a")
+@on_cluster()
+async def test_list_offsets_fails_if_the_lease_expires_during_a_timestamp_lookup(cluster: Cluster) -> None:
+    leader = cluster[1]
+    await leader.produce(b"a")
 
-        async def ends_the_lease(call: Any) -> Any:
-            found = await leader.runtime.run_blocking(call)
-            leader.has_lease = False
-            return found
+    async def ends_the_lease(call: Any) -> Any:
+        found = await leader.runtime.run_blocking(call)
+        leader.has_lease = False
+        return found
 
-        request = list_offsets_request(LATEST, BY_TIME)
-        services = leader.list_offsets_services
-        answer = await list_offsets.handle(services, request)
-        assert [each["offset"] for each in answer["topics"][0]["partitions"]] == [1, 0]
-        ending = cast(Any, SimpleNamespace(run_blocking=ends_the_lease))
-        answer = await list_offsets.handle(services._replace(runtime=ending), request)
-        for each in answer["topics"][0]["partitions"]:
-            assert (each["error_code"], each["offset"]) == (ErrorCode.not_leader_or_follower, -1)
-
-    play(tmp_path, scenario)
+    request = list_offsets_request(LATEST, BY_TIME)
+    services = leader.list_offsets_services
+    answer = await list_offsets.handle(services, request)
+    assert [each["offset"] for each in answer["topics"][0]["partitions"]] == [1, 0]
+    ending = cast(Any, SimpleNamespace(run_blocking=ends_the_lease))
+    answer = await list_offsets.handle(services._replace(runtime=ending), request)
+    for each in answer["topics"][0]["partitions"]:
+        assert (each["error_code"], each["offset"]) == (ErrorCode.not_leader_or_follower, -1)

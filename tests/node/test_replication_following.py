@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.node.support_replicas import TOPIC, Cluster, play, until
+from tests.node.support_replicas import TOPIC, Cluster, on_cluster, until
 
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.replica_fetcher import PARTITION_BYTES, PARTITION_BYTES_MAX, SLOW_SYNC_S
@@ -28,257 +28,225 @@ def test_followers_store_the_leaders_bytes_and_learn_its_watermark(tmp_path: Pat
         assert cluster[1].partition.high_watermark == 40
         assert cluster[1].contents() == cluster[2].contents() == cluster[3].contents()
 
-    play(tmp_path, scenario, durability=durability)
+    on_cluster(durability=durability)(scenario)(tmp_path=tmp_path)
 
 
-def test_a_removed_and_readded_replica_reports_its_offset_again(tmp_path: Path) -> None:
+@on_cluster()
+async def test_a_removed_and_readded_replica_reports_its_offset_again(cluster: Cluster) -> None:
     """Found by the simulator (three-nodes seed 5079): a reassignment that was cancelled and restarted never ended."""
-
-    async def scenario(cluster: Cluster) -> None:
-        await cluster[1].produce(b"first")
-        await until(lambda: is_caught_up(cluster))
-        cluster[3].metadata.hold()
-        cluster.change(isr=(1, 2))
-        cluster.change(replicas=(1, 2))
-        cluster.change(replicas=(1, 2, 3))
-        leader = cluster[1].partition.leader
-        assert leader is not None
-        await until(lambda: leader.counted_end_of(3) == 1)
-        cluster[3].metadata.release()
-
-    play(tmp_path, scenario)
+    await cluster[1].produce(b"first")
+    await until(lambda: is_caught_up(cluster))
+    cluster[3].metadata.hold()
+    cluster.change(isr=(1, 2))
+    cluster.change(replicas=(1, 2))
+    cluster.change(replicas=(1, 2, 3))
+    leader = cluster[1].partition.leader
+    assert leader is not None
+    await until(lambda: leader.durable_end_of(3) == 1)
+    cluster[3].metadata.release()
 
 
-def test_acks_all_waits_for_every_in_sync_replica(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster[1].produce(b"first")
-        cluster.cut(1, 3)
-        done = cluster[1].produce(b"second")
-        await until(lambda: cluster[2].partition.log_end_offset == 2)
-        await until(lambda: cluster[1].partition.log.synced_end_offset == 2)
-        assert not done.done()
-        assert cluster[1].partition.high_watermark == 1
-        cluster.heal()
-        await asyncio.wait_for(done, 10)
-        assert cluster[1].partition.high_watermark == 2
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_acks_all_waits_for_every_in_sync_replica(cluster: Cluster) -> None:
+    await cluster[1].produce(b"first")
+    cluster.cut(1, 3)
+    done = cluster[1].produce(b"second")
+    await until(lambda: cluster[2].partition.log_end_offset == 2)
+    await until(lambda: cluster[1].partition.log.synced_end_offset == 2)
+    assert not done.done()
+    assert cluster[1].partition.high_watermark == 1
+    cluster.heal()
+    await asyncio.wait_for(done, 10)
+    assert cluster[1].partition.high_watermark == 2
 
 
-def test_acks_all_waits_until_a_follower_has_synced(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster[1].produce(b"first")
-        follower = cluster[2].partition
-        log_sync, follower.log.sync_job = follower.log.sync_job, lambda: None  # type: ignore[method-assign]
-        done = cluster[1].produce(b"second")
-        await until(lambda: follower.log_end_offset == 2 and cluster[3].partition.log.synced_end_offset == 2)
-        assert follower.log.synced_end_offset == 1
-        assert follower.high_watermark <= 1
-        assert not done.done()
-        follower.log.sync_job = log_sync  # type: ignore[method-assign]
-        await cluster[2].host.sync_all()
-        await asyncio.wait_for(done, 10)
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_acks_all_waits_until_a_follower_has_synced(cluster: Cluster) -> None:
+    await cluster[1].produce(b"first")
+    follower = cluster[2].partition
+    log_sync, follower.log.sync_job = follower.log.sync_job, lambda: None  # type: ignore[method-assign]
+    done = cluster[1].produce(b"second")
+    await until(lambda: follower.log_end_offset == 2 and cluster[3].partition.log.synced_end_offset == 2)
+    assert follower.log.synced_end_offset == 1
+    assert follower.high_watermark <= 1
+    assert not done.done()
+    follower.log.sync_job = log_sync  # type: ignore[method-assign]
+    await cluster[2].host.sync_all()
+    await asyncio.wait_for(done, 10)
 
 
-def test_a_follower_with_slow_syncs_fetches_more_without_waiting(tmp_path: Path) -> None:
+@on_cluster()
+async def test_a_follower_with_slow_syncs_fetches_more_without_waiting(cluster: Cluster) -> None:
     """Found by `make soak`: with syncs of 300 ms, a follower reached only 3 MB/s, and producers timed out."""
+    await cluster[1].produce(b"first")
+    await until(lambda: is_caught_up(cluster))
+    log = cluster[2].partition.log
+    quick = log.sync_job
 
-    async def scenario(cluster: Cluster) -> None:
-        await cluster[1].produce(b"first")
-        await until(lambda: is_caught_up(cluster))
-        log = cluster[2].partition.log
-        quick = log.sync_job
+    def slow() -> SyncJob | None:
+        job = quick()
+        if job is None:
+            return None
+        run = job.run
 
-        def slow() -> SyncJob | None:
-            job = quick()
-            if job is None:
-                return None
-            run = job.run
+        def late() -> None:
+            time.sleep(2 * SLOW_SYNC_S)
+            run()
 
-            def late() -> None:
-                time.sleep(2 * SLOW_SYNC_S)
-                run()
+        job.run = late  # type: ignore[method-assign]
+        return job
 
-            job.run = late  # type: ignore[method-assign]
-            return job
+    wire = cluster[2].wires[-1]
+    send = wire.send
+    asked: list[int] = []
 
-        wire = cluster[2].wires[-1]
-        send = wire.send
-        asked: list[int] = []
+    def noted(key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
+        fetch = read_fetch_request(version, memoryview(body), 0)
+        asked.extend(partition.max_bytes for topic in fetch.topics for partition in topic.partitions)
+        return send(key, version, body)
 
-        def noted(key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
-            fetch = read_fetch_request(version, memoryview(body), 0)
-            asked.extend(partition.max_bytes for topic in fetch.topics for partition in topic.partitions)
-            return send(key, version, body)
-
-        wire.send = noted  # type: ignore[method-assign]
-        log.sync_job = slow  # type: ignore[method-assign]
-        for _ in range(60):
-            cluster[1].append(b"x" * 400_000)
-        await until(lambda: is_caught_up(cluster))
-        assert max(asked) == PARTITION_BYTES_MAX
-        log.sync_job = quick  # type: ignore[method-assign]
-        for _ in range(10):
-            await cluster[1].produce(b"x")
-        assert asked[-1] == PARTITION_BYTES
-
-    play(tmp_path, scenario)
+    wire.send = noted  # type: ignore[method-assign]
+    log.sync_job = slow  # type: ignore[method-assign]
+    for _ in range(60):
+        cluster[1].append(b"x" * 400_000)
+    await until(lambda: is_caught_up(cluster))
+    assert max(asked) == PARTITION_BYTES_MAX
+    log.sync_job = quick  # type: ignore[method-assign]
+    for _ in range(10):
+        await cluster[1].produce(b"x")
+    assert asked[-1] == PARTITION_BYTES
 
 
-def test_a_new_follower_receives_earlier_records(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.stop(3)
-        cluster.change(isr=(1, 2))
-        for count in range(50):
-            await cluster[1].produce(b"x" * 50_000, b"%d" % count)
-        cluster.register(3)
-        await cluster.start(3)
-        await until(lambda: is_caught_up(cluster))
-        await until(lambda: set(cluster.state.isr) == {1, 2, 3})
-        assert cluster[1].contents() == cluster[3].contents()
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_a_new_follower_receives_earlier_records(cluster: Cluster) -> None:
+    await cluster.stop(3)
+    cluster.change(isr=(1, 2))
+    for count in range(50):
+        await cluster[1].produce(b"x" * 50_000, b"%d" % count)
+    cluster.register(3)
+    await cluster.start(3)
+    await until(lambda: is_caught_up(cluster))
+    await until(lambda: set(cluster.state.isr) == {1, 2, 3})
+    assert cluster[1].contents() == cluster[3].contents()
 
 
-def test_an_idle_follower_sends_at_most_two_empty_fetches_a_second(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster[1].produce(b"first")
-        await until(lambda: is_caught_up(cluster))
-        asked: list[int] = []
-        wire = cluster[2].wires[-1]
-        send = wire.send
-        wire.send = lambda key, version, body: asked.append(len(body)) or send(key, version, body)  # type: ignore[method-assign,func-returns-value]
-        await asyncio.sleep(1.2)
-        assert 1 <= len(asked) <= 4
-        assert max(asked) < 60
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_an_idle_follower_sends_at_most_two_empty_fetches_a_second(cluster: Cluster) -> None:
+    await cluster[1].produce(b"first")
+    await until(lambda: is_caught_up(cluster))
+    asked: list[int] = []
+    wire = cluster[2].wires[-1]
+    send = wire.send
+    wire.send = lambda key, version, body: asked.append(len(body)) or send(key, version, body)  # type: ignore[method-assign,func-returns-value]
+    await asyncio.sleep(1.2)
+    assert 1 <= len(asked) <= 4
+    assert max(asked) < 60
 
 
-def test_a_follower_retries_until_the_new_leader_knows_that_it_leads(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster[1].produce(b"first")
-        await until(lambda: is_caught_up(cluster))
-        cluster[2].metadata.hold()
-        cluster.change(leader=2)
-        await asyncio.sleep(0.05)
-        assert cluster[3].partition.leader_epoch == 1
-        cluster[2].metadata.release()
-        await cluster[2].produce(b"second")
-        await until(lambda: is_caught_up(cluster))
-        assert cluster[1].contents() == cluster[2].contents() == cluster[3].contents()
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_a_follower_retries_until_the_new_leader_knows_that_it_leads(cluster: Cluster) -> None:
+    await cluster[1].produce(b"first")
+    await until(lambda: is_caught_up(cluster))
+    cluster[2].metadata.hold()
+    cluster.change(leader=2)
+    await asyncio.sleep(0.05)
+    assert cluster[3].partition.leader_epoch == 1
+    cluster[2].metadata.release()
+    await cluster[2].produce(b"second")
+    await until(lambda: is_caught_up(cluster))
+    assert cluster[1].contents() == cluster[2].contents() == cluster[3].contents()
 
 
-def test_a_follower_that_learns_of_a_change_before_the_leader_loses_nothing(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        cluster[1].metadata.hold()
-        cluster.change(leader=2)
-        cluster.change(leader=1)
-        await asyncio.sleep(0.05)
-        cluster[1].metadata.release()
-        await cluster[1].produce(b"first")
-        await until(lambda: is_caught_up(cluster))
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_a_follower_that_learns_of_a_change_before_the_leader_loses_nothing(cluster: Cluster) -> None:
+    cluster[1].metadata.hold()
+    cluster.change(leader=2)
+    cluster.change(leader=1)
+    await asyncio.sleep(0.05)
+    cluster[1].metadata.release()
+    await cluster[1].produce(b"first")
+    await until(lambda: is_caught_up(cluster))
 
 
-def test_followers_delete_the_records_that_the_leader_deletes(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        for _ in range(10):
-            await cluster[1].produce(b"x")
-        assert await cluster[1].partition.delete_records(6, 10) == 6
-        await until(lambda: {node.partition.log_start_offset for node in cluster.nodes.values()} == {6})
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_followers_delete_the_records_that_the_leader_deletes(cluster: Cluster) -> None:
+    for _ in range(10):
+        await cluster[1].produce(b"x")
+    assert await cluster[1].partition.delete_records(6, 10) == 6
+    await until(lambda: {node.partition.log_start_offset for node in cluster.nodes.values()} == {6})
 
 
 @pytest.mark.parametrize("start", [6, 7], ids=["between batches", "inside a batch"])
-def test_a_follower_below_the_leaders_log_start_restarts_at_that_offset(tmp_path: Path, start: int) -> None:
-    async def scenario(cluster: Cluster) -> None:
+@on_cluster()
+async def test_a_follower_below_the_leaders_log_start_restarts_at_that_offset(cluster: Cluster, start: int) -> None:
+    await cluster[1].produce(b"a", b"b")
+    await until(lambda: is_caught_up(cluster))
+    await cluster.stop(3)
+    cluster.change(isr=(1, 2))
+    for _ in range(4):
         await cluster[1].produce(b"a", b"b")
-        await until(lambda: is_caught_up(cluster))
-        await cluster.stop(3)
-        cluster.change(isr=(1, 2))
-        for _ in range(4):
-            await cluster[1].produce(b"a", b"b")
-        await cluster[1].partition.delete_records(start, 10)
-        cluster.register(3)
-        node = await cluster.start(3)
-        await until(lambda: node.partition.log_end_offset == 10 and node.partition.high_watermark == 10)
-        await until(lambda: node.partition.log_start_offset == start)
-        await until(lambda: 3 in cluster.state.isr)
-
-    play(tmp_path, scenario)
+    await cluster[1].partition.delete_records(start, 10)
+    cluster.register(3)
+    node = await cluster.start(3)
+    await until(lambda: node.partition.log_end_offset == 10 and node.partition.high_watermark == 10)
+    await until(lambda: node.partition.log_start_offset == start)
+    await until(lambda: 3 in cluster.state.isr)
 
 
-def test_a_removed_replica_deletes_its_log_and_fetches_anew_if_it_is_readded(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster[1].produce(b"first")
-        folder = tmp_path / "node-3" / "logs" / f"{TOPIC}-0"
-        assert folder.exists()
-        cluster.change(isr=(1, 2), replicas=(1, 2))
-        await until(lambda: not cluster[3].has_partition and not folder.exists())
-        await cluster[1].produce(b"second")
-        cluster.change(replicas=(1, 2, 3), adding=(3,))
-        await until(lambda: cluster[3].has_partition and cluster[3].partition.high_watermark == 2)
-        await until(lambda: set(cluster.state.isr) == {1, 2, 3})
-        assert cluster[1].contents() == cluster[3].contents()
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_a_removed_replica_deletes_its_log_and_fetches_anew_if_it_is_readded(cluster: Cluster) -> None:
+    await cluster[1].produce(b"first")
+    folder = cluster.path / "node-3" / "logs" / f"{TOPIC}-0"
+    assert folder.exists()
+    cluster.change(isr=(1, 2), replicas=(1, 2))
+    await until(lambda: not cluster[3].has_partition and not folder.exists())
+    await cluster[1].produce(b"second")
+    cluster.change(replicas=(1, 2, 3), adding=(3,))
+    await until(lambda: cluster[3].has_partition and cluster[3].partition.high_watermark == 2)
+    await until(lambda: set(cluster.state.isr) == {1, 2, 3})
+    assert cluster[1].contents() == cluster[3].contents()
 
 
-def test_a_replica_readded_before_its_log_is_deleted_keeps_the_log(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster[1].produce(b"first")
-        await until(lambda: is_caught_up(cluster))
-        cluster.change(isr=(1, 2), replicas=(1, 2))
-        cluster.change(replicas=(1, 2, 3), adding=(3,))
-        await cluster[3].host.settled()
-        await until(lambda: set(cluster.state.isr) == {1, 2, 3})
-        assert cluster[1].contents() == cluster[3].contents()
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_a_replica_readded_before_its_log_is_deleted_keeps_the_log(cluster: Cluster) -> None:
+    await cluster[1].produce(b"first")
+    await until(lambda: is_caught_up(cluster))
+    cluster.change(isr=(1, 2), replicas=(1, 2))
+    cluster.change(replicas=(1, 2, 3), adding=(3,))
+    await cluster[3].host.settled()
+    await until(lambda: set(cluster.state.isr) == {1, 2, 3})
+    assert cluster[1].contents() == cluster[3].contents()
 
 
-def test_deleting_a_topic_fails_its_requests_at_once_and_removes_its_log(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        cluster.cut(1, 3)
-        done = cluster[1].produce(b"first")
-        cluster.delete_topic()
-        with pytest.raises(KafkaError) as raised:
-            await done
-        assert raised.value.code is ErrorCode.unknown_topic_or_partition
-        for node in cluster.nodes.values():
-            await node.host.settled()
-            assert not node.has_partition
-            assert not list((tmp_path / f"node-{node.id}" / "logs").iterdir())
-
-    play(tmp_path, scenario)
+@on_cluster()
+async def test_deleting_a_topic_fails_its_requests_at_once_and_removes_its_log(cluster: Cluster) -> None:
+    cluster.cut(1, 3)
+    done = cluster[1].produce(b"first")
+    cluster.delete_topic()
+    with pytest.raises(KafkaError) as raised:
+        await done
+    assert raised.value.code is ErrorCode.unknown_topic_or_partition
+    for node in cluster.nodes.values():
+        await node.host.settled()
+        assert not node.has_partition
+        assert not list((cluster.path / f"node-{node.id}" / "logs").iterdir())
 
 
-def test_watermarks_and_recovery_points_survive_a_restart(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        for _ in range(5):
-            await cluster[1].produce(b"x")
-        await until(lambda: is_caught_up(cluster))
-        await cluster[3].host.record_recovery_points()
-        await cluster.kill(3)
-        cluster.cut(1, 3)
-        cluster.register(3)
-        node = await cluster.start(3)
-        assert node.partition.high_watermark == 5
-
-    play(tmp_path, scenario)
-
-
-def test_a_host_opens_only_partitions_assigned_by_the_image(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        assert not cluster[3].has_partition
-        assert isinstance(cluster[3].host, PartitionHost)
+@on_cluster()
+async def test_watermarks_and_recovery_points_survive_a_restart(cluster: Cluster) -> None:
+    for _ in range(5):
         await cluster[1].produce(b"x")
+    await until(lambda: is_caught_up(cluster))
+    await cluster[3].host.record_recovery_points()
+    await cluster.kill(3)
+    cluster.cut(1, 3)
+    cluster.register(3)
+    node = await cluster.start(3)
+    assert node.partition.high_watermark == 5
 
-    play(tmp_path, scenario, replicas=(1, 2))
+
+@on_cluster(replicas=(1, 2))
+async def test_a_host_opens_only_partitions_assigned_by_the_image(cluster: Cluster) -> None:
+    assert not cluster[3].has_partition
+    assert isinstance(cluster[3].host, PartitionHost)
+    await cluster[1].produce(b"x")

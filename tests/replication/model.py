@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import (
-    Answer,
     Append,
-    AskAgain,
+    EpochEnd,
+    FetchAgain,
     FetchedBatch,
-    Nothing,
-    OwnLog,
+    LeaderAnswer,
+    LocalLog,
+    NoData,
     PartitionFollower,
     StartOver,
     Truncate,
+    diverging_epoch,
 )
 from chronik.replication.isr import InSyncReplicas
 from chronik.replication.leader import PartitionLeader, ProposedIsr
@@ -79,7 +80,7 @@ class Reply(NamedTuple):
     """The response to `fetch`. An `answer` of None is an error, after which the follower fetches again."""
 
     fetch: Fetch
-    answer: Answer | None
+    answer: LeaderAnswer | None
     records: tuple[Record, ...]
 
 
@@ -233,7 +234,7 @@ class Cluster:
             node.append(Record(node.leader.leader_epoch, self.next_value))
             self.next_value += 1
         if not self.is_synced_mode or self.bugs.counts_what_is_not_synced:
-            node.leader.counted(len(node.records))
+            node.leader.acknowledge_durable(len(node.records))
 
     def start_sync(self) -> None:
         node = self.pick(lambda node: node.syncing is None and node.synced < len(node.records))
@@ -254,9 +255,9 @@ class Cluster:
             return
         node.synced, node.syncing = max(node.synced, node.syncing), None
         if self.is_synced_mode and node.leader is not None:
-            node.leader.counted(node.synced)
+            node.leader.acknowledge_durable(node.synced)
         elif self.is_synced_mode and node.follower is not None:
-            node.follower.counted(node.synced)
+            node.follower.acknowledge_durable(node.synced)
 
     def send_fetch(self) -> None:
         node = self.pick(lambda node: node.follower is not None)
@@ -307,7 +308,7 @@ class Cluster:
         batches = [
             FetchedBatch(offset, offset + 1, record.epoch) for offset, record in enumerate(records, fetch.offset)
         ]
-        answer = Answer(fetch.offset, fetch.last_epoch, leader.high_watermark, 0, batches, diverging, is_out)
+        answer = LeaderAnswer(fetch.offset, fetch.last_epoch, leader.high_watermark, 0, batches, diverging, is_out)
         return Reply(fetch, answer, records)
 
     def deliver_reply(self) -> None:
@@ -323,10 +324,10 @@ class Cluster:
         if reply.answer is not None:
             self.take(node, follower, reply.answer, reply.records)
 
-    def take(self, node: Node, follower: PartitionFollower, answer: Answer, records: tuple[Record, ...]) -> None:
+    def take(self, node: Node, follower: PartitionFollower, answer: LeaderAnswer, records: tuple[Record, ...]) -> None:
         last_epoch = node.records[-1].epoch if node.records else -1
-        own = OwnLog(0, len(node.records), last_epoch, node.end_of_epoch)
-        match follower.answered(answer, own):
+        own = LocalLog(0, len(node.records), last_epoch, node.end_of_epoch)
+        match follower.decide(answer, own):
             case Truncate(offset=offset, below_watermark=below):
                 if below:
                     raise Violation(f"node {node.id} goes back to {offset}, below its watermark {node.watermark}")
@@ -338,13 +339,13 @@ class Cluster:
             case Append():
                 for record in records:
                     node.append(record)
-                follower.told(answer.high_watermark, self.counted_end(node))
-            case Nothing():
-                follower.told(answer.high_watermark, self.counted_end(node))
-            case AskAgain():
+                follower.leader_watermark_received(answer.high_watermark, self.durable_end(node))
+            case NoData():
+                follower.leader_watermark_received(answer.high_watermark, self.durable_end(node))
+            case FetchAgain():
                 return
 
-    def counted_end(self, node: Node) -> int:
+    def durable_end(self, node: Node) -> int:
         return node.synced if self.is_synced_mode else len(node.records)
 
     def hand_over(self) -> None:
@@ -354,7 +355,7 @@ class Cluster:
             return
         leader = node.leader
         for to in leader.in_sync_replicas:
-            if to != node.id and leader.counted_end_of(to) >= len(node.records):
+            if to != node.id and leader.durable_end_of(to) >= len(node.records):
                 proposed = leader.propose_hand_over(to, self.now_ms, self.live)
                 if proposed is not None:
                     self.proposals.append((node.id, proposed))
@@ -365,7 +366,6 @@ class Cluster:
         if node is None or node.leader is None:
             return
         proposed = node.leader.check_isr(len(node.records), self.now_ms, self.live, node.heard_ms)
-        node.leader.advanced()
         if proposed is not None:
             self.proposals.append((node.id, proposed))
 
@@ -378,7 +378,7 @@ class Cluster:
         is_committed = fate >= 0.15 and self.decide(proposer, proposed)
         leader = self.nodes[proposer].leader
         if leader is not None and leader.leader_epoch == proposed.leader_epoch:
-            leader.proposal_ended(proposed.partition_epoch, is_committed and fate >= 0.3, self.now_ms)
+            leader.isr.ended(proposed.partition_epoch, is_committed and fate >= 0.3, self.now_ms)
         if fate >= 0.9:
             # The sender transmitted it twice.
             self.proposals.append((proposer, proposed))
@@ -451,15 +451,15 @@ class Cluster:
             partition_epoch=state.partition_epoch,
             min_insync_replicas=self.min_insync,
             log_end_offset=len(node.records),
-            counted_end=self.counted_end(node),
+            durable_end=self.durable_end(node),
             high_watermark=watermark,
             now_ms=self.now_ms,
             lag_ms_max=LAG_MS_MAX,
         )
         if self.bugs.removal_counts_before_commit:
-            node.leader._isr = EagerIsr(state.isr, state.partition_epoch)
+            node.leader.isr = EagerIsr(state.isr, state.partition_epoch)
         elif self.bugs.addition_counts_after_commit:
-            node.leader._isr = LazyIsr(state.isr, state.partition_epoch)
+            node.leader.isr = LazyIsr(state.isr, state.partition_epoch)
         node.epochs.assign(state.leader_epoch, len(node.records))
         node.heard_ms = {}
 

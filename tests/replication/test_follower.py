@@ -4,35 +4,37 @@ from collections.abc import Sequence
 
 import pytest
 
-from chronik.replication.divergence import EpochEnd, diverging_epoch, truncation_offset
 from chronik.replication.follower import (
-    Answer,
     Append,
-    AskAgain,
     Decision,
+    EpochEnd,
+    FetchAgain,
     FetchedBatch,
-    Nothing,
-    OwnLog,
+    LeaderAnswer,
+    LocalLog,
+    NoData,
     PartitionFollower,
     Refuse,
     StartOver,
     Truncate,
+    diverging_epoch,
+    truncation_offset,
 )
 from chronik.storage.epochs import LeaderEpochs
 
 EPOCH = 5
 
 
-def own_log(epochs: Sequence[tuple[int, int]], end: int, start: int = 0) -> OwnLog:
+def local_log(epochs: Sequence[tuple[int, int]], end: int, start: int = 0) -> LocalLog:
     known = LeaderEpochs(epochs)
     last = known.epoch_of(end - 1) if end > start else -1
-    return OwnLog(start, end, last, lambda epoch: known.end_offset(epoch, end))
+    return LocalLog(start, end, last, lambda epoch: known.end_offset(epoch, end))
 
 
-def answered(follower: PartitionFollower, own: OwnLog, *batches: FetchedBatch, **more: object) -> Decision:
+def answered(follower: PartitionFollower, own: LocalLog, *batches: FetchedBatch, **more: object) -> Decision:
     values: dict[str, object] = {"high_watermark": 0, "log_start_offset": 0, **more}
-    return follower.answered(
-        Answer(own.log_end_offset, own.last_epoch, batches=batches, **values),  # type: ignore[arg-type]
+    return follower.decide(
+        LeaderAnswer(own.log_end_offset, own.last_epoch, batches=batches, **values),  # type: ignore[arg-type]
         own,
     )
 
@@ -42,12 +44,12 @@ def follower_at(watermark: int = 0) -> PartitionFollower:
 
 
 def test_batches_that_continue_the_log_are_appended() -> None:
-    own = own_log([(3, 0)], 10)
+    own = local_log([(3, 0)], 10)
     assert answered(follower_at(), own, FetchedBatch(10, 15, 3), FetchedBatch(15, 16, 5)) == Append()
 
 
 def test_a_follower_accepts_offset_gaps_from_a_compacted_leader() -> None:
-    assert answered(follower_at(), own_log([(3, 0)], 10), FetchedBatch(14, 15, 3)) == Append()
+    assert answered(follower_at(), local_log([(3, 0)], 10), FetchedBatch(14, 15, 3)) == Append()
 
 
 @pytest.mark.parametrize(
@@ -61,18 +63,18 @@ def test_a_follower_accepts_offset_gaps_from_a_compacted_leader() -> None:
     ],
 )
 def test_a_follower_fetches_again_if_batches_do_not_continue_its_log(batches: list[FetchedBatch]) -> None:
-    assert isinstance(answered(follower_at(), own_log([(3, 0)], 10), *batches), AskAgain)
+    assert isinstance(answered(follower_at(), local_log([(3, 0)], 10), *batches), FetchAgain)
 
 
 def test_a_follower_ignores_a_response_to_an_earlier_fetch() -> None:
-    own = own_log([(3, 0), (4, 8)], 10)
-    late = Answer(10, 3, 50, 0, diverging_epoch=EpochEnd(3, 2))
-    assert isinstance(follower_at().answered(late, own), AskAgain)
-    assert isinstance(follower_at().answered(late._replace(fetch_offset=8), own), AskAgain)
+    own = local_log([(3, 0), (4, 8)], 10)
+    late = LeaderAnswer(10, 3, 50, 0, diverging_epoch=EpochEnd(3, 2))
+    assert isinstance(follower_at().decide(late, own), FetchAgain)
+    assert isinstance(follower_at().decide(late._replace(fetch_offset=8), own), FetchAgain)
 
 
 def test_a_diverging_follower_truncates_to_the_offset_at_which_the_epochs_diverge() -> None:
-    own = own_log([(1, 0), (3, 20)], 30)
+    own = local_log([(1, 0), (3, 20)], 30)
     assert answered(follower_at(), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, False)
     # The leader's log has no epoch 3: truncate all of it.
     assert answered(follower_at(), own, diverging_epoch=EpochEnd(2, 40)) == Truncate(20, False)
@@ -80,13 +82,13 @@ def test_a_diverging_follower_truncates_to_the_offset_at_which_the_epochs_diverg
 
 
 def test_a_follower_does_not_truncate_below_its_high_watermark() -> None:
-    own = own_log([(1, 0), (3, 20)], 30)
+    own = local_log([(1, 0), (3, 20)], 30)
     assert answered(follower_at(26), own, diverging_epoch=EpochEnd(3, 25)) == Refuse(25)
     assert answered(follower_at(25), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, False)
 
 
 def test_a_follower_truncates_below_its_high_watermark_after_an_unclean_election() -> None:
-    own = own_log([(1, 0), (3, 20)], 30)
+    own = local_log([(1, 0), (3, 20)], 30)
     follower = PartitionFollower(2, 6, 26, unclean_epoch=5)
     assert answered(follower, own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, True)
     follower = PartitionFollower(2, 6, 26, unclean_epoch=3)
@@ -94,7 +96,7 @@ def test_a_follower_truncates_below_its_high_watermark_after_an_unclean_election
 
 
 def test_a_log_that_ends_before_the_leaders_log_start_restarts_at_that_offset() -> None:
-    own = own_log([(1, 0)], 30)
+    own = local_log([(1, 0)], 30)
     decision = answered(follower_at(20), own, is_out_of_range=True, log_start_offset=50)
     assert decision == StartOver(50, 50)
     follower = follower_at(20)
@@ -103,12 +105,12 @@ def test_a_log_that_ends_before_the_leaders_log_start_restarts_at_that_offset() 
 
 
 def test_an_out_of_range_error_does_not_drop_a_log_within_the_leaders_range() -> None:
-    own = own_log([(1, 0)], 30)
-    assert isinstance(answered(follower_at(), own, is_out_of_range=True, log_start_offset=0), AskAgain)
+    own = local_log([(1, 0)], 30)
+    assert isinstance(answered(follower_at(), own, is_out_of_range=True, log_start_offset=0), FetchAgain)
 
 
 def test_an_empty_follower_accepts_a_batch_that_contains_the_leaders_log_start() -> None:
-    own = own_log([], 50, start=50)
+    own = local_log([], 50, start=50)
     decision = answered(follower_at(50), own, FetchedBatch(45, 55, 2), FetchedBatch(55, 60, 2), log_start_offset=50)
     assert decision == StartOver(45, 60)
     follower = follower_at(50)
@@ -117,17 +119,17 @@ def test_an_empty_follower_accepts_a_batch_that_contains_the_leaders_log_start()
 
 
 def test_a_response_without_records_requires_no_action() -> None:
-    assert answered(follower_at(), own_log([(1, 0)], 3)) == Nothing()
+    assert answered(follower_at(), local_log([(1, 0)], 3)) == NoData()
 
 
 def test_watermark_exceeds_neither_the_leaders_watermark_nor_the_durable_end() -> None:
     follower = follower_at(5)
-    assert not follower.told(20, 5)
-    assert follower.counted(12)
+    assert not follower.leader_watermark_received(20, 5)
+    assert follower.acknowledge_durable(12)
     assert follower.high_watermark == 12
-    assert follower.counted(30)
+    assert follower.acknowledge_durable(30)
     assert follower.high_watermark == 20
-    assert not follower.told(15, 30)
+    assert not follower.leader_watermark_received(15, 30)
     assert follower.high_watermark == 20
 
 

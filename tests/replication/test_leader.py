@@ -20,7 +20,7 @@ def leader_of(
     end: int = 0,
     watermark: int = 0,
     min_insync: int = 1,
-    counted_end: int | None = None,
+    durable_end: int | None = None,
     start: int = 0,
 ) -> PartitionLeader:
     return PartitionLeader(
@@ -31,7 +31,7 @@ def leader_of(
         partition_epoch=0,
         min_insync_replicas=min_insync,
         log_end_offset=end,
-        counted_end=end if counted_end is None else counted_end,
+        durable_end=end if durable_end is None else durable_end,
         high_watermark=watermark,
         log_start_offset=start,
         now_ms=0,
@@ -48,14 +48,14 @@ def fetched(
 def test_watermark_follows_the_only_replica() -> None:
     leader = leader_of((1,), replicas=(1,), end=5)
     assert leader.high_watermark == 5
-    assert leader.counted(7)
+    assert leader.acknowledge_durable(7)
     assert leader.high_watermark == 7
 
 
 def test_watermark_waits_for_the_slowest_in_sync_replica() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10, watermark=3)
     assert leader.high_watermark == 3
-    assert not leader.counted(12)
+    assert not leader.acknowledge_durable(12)
     assert fetched(leader, 2, 11)
     assert leader.high_watermark == 11
 
@@ -71,7 +71,7 @@ def test_a_new_leader_commits_nothing_before_every_in_sync_replica_has_fetched()
 
 
 def test_watermark_waits_for_the_leaders_own_synced_end_offset() -> None:
-    leader = leader_of((1, 2), replicas=(1, 2), end=10, counted_end=6, watermark=0)
+    leader = leader_of((1, 2), replicas=(1, 2), end=10, durable_end=6, watermark=0)
     fetched(leader, 2, 10)
     assert leader.high_watermark == 6
 
@@ -93,7 +93,7 @@ def test_watermark_waits_for_a_replica_that_is_being_added_to_the_isr() -> None:
     fetched(leader, 3, 10, end=10)
     proposed = leader.check_isr(10, 1, LIVE, HEARD_MS)
     assert proposed == ProposedIsr(5, 0, ((1, 10), (2, 20), (3, 30)))
-    leader.counted(12)
+    leader.acknowledge_durable(12)
     fetched(leader, 2, 12, end=12)
     assert leader.high_watermark == 10
     fetched(leader, 3, 12, end=12)
@@ -106,10 +106,9 @@ def test_watermark_waits_for_a_replica_until_its_removal_is_committed() -> None:
     proposed = leader.check_isr(10, LAG_MS + 2, LIVE, {})
     assert proposed is not None
     assert [replica for replica, _ in proposed.isr] == [1, 2]
-    leader.advanced()
     assert leader.high_watermark == 0
-    leader.proposal_ended(0, True, LAG_MS + 3)
-    leader.advanced()
+    leader.isr.ended(0, True, LAG_MS + 3)
+    leader.configured(1)
     assert leader.high_watermark == 0
     assert leader.partition_changed((1, 2, 3), (1, 2), 1, LAG_MS + 4)
     assert leader.high_watermark == 10
@@ -118,7 +117,7 @@ def test_watermark_waits_for_a_replica_until_its_removal_is_committed() -> None:
 def test_watermark_does_not_advance_while_too_few_replicas_are_in_sync() -> None:
     leader = leader_of((1,), end=5, watermark=2, min_insync=2)
     assert not leader.has_enough_replicas
-    assert not leader.counted(9)
+    assert not leader.acknowledge_durable(9)
     assert leader.high_watermark == 2
     fetched(leader, 2, 9, end=9)
     assert leader.partition_changed((1, 2, 3), (1, 2), 1, 2)
@@ -134,10 +133,10 @@ def test_a_topic_with_fewer_replicas_than_min_insync_needs_all_its_replicas() ->
 def test_a_replica_that_lost_records_holds_the_watermark_without_lowering_it() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10)
     fetched(leader, 2, 10)
-    leader.counted(20)
+    leader.acknowledge_durable(20)
     assert leader.replica_fetched(2, 21, 6, 20, 2, LIVE, 0) is False
     assert leader.high_watermark == 10
-    assert leader.counted_end_of(2) == 6
+    assert leader.durable_end_of(2) == 6
 
 
 def test_a_fetch_from_an_earlier_incarnation_is_ignored() -> None:
@@ -164,7 +163,7 @@ def test_a_replica_that_keeps_up_can_join_the_isr_under_constant_writes() -> Non
     fetched(leader, 2, end, end=end)
     for now_ms in range(2, 10):
         end += 10
-        leader.counted(end)
+        leader.acknowledge_durable(end)
         if leader.may_join(2, LIVE):
             return
         fetched(leader, 2, end - 10, end=end, now_ms=now_ms)
@@ -174,10 +173,9 @@ def test_a_replica_that_keeps_up_can_join_the_isr_under_constant_writes() -> Non
 def test_watermark_waits_only_briefly_for_a_joining_replica_that_died() -> None:
     leader = leader_of((1,), end=100, watermark=100)
     fetched(leader, 2, 100, end=100, now_ms=10)
-    leader.counted(120)
+    leader.acknowledge_durable(120)
     assert leader.high_watermark == 100
     leader.check_isr(120, 11 + JOIN_WAIT_MS_MAX, {1: 10}, {})
-    assert leader.advanced()
     assert leader.high_watermark == 120
 
 
@@ -243,7 +241,7 @@ def test_a_stuck_replica_leaves_the_isr_before_it_lags_if_enough_replicas_remain
         assert proposed_isr(leader, now_ms, 10 + now_ms) is None
     assert proposed_isr(leader, STUCK_MS + 1, 2_000) == [1, 2]
     leader.partition_changed((1, 2, 3), (1, 2), 1, STUCK_MS + 2)
-    leader.counted(2_000)
+    leader.acknowledge_durable(2_000)
     fetched(leader, 3, 10, end=2_000, now_ms=STUCK_MS + 3)
     fetched(leader, 2, 2_000, end=2_000, now_ms=STUCK_MS + 4)
     assert leader.high_watermark == 2_000, "nothing waits for it to join, since it takes nothing"
@@ -279,20 +277,20 @@ def test_a_failed_isr_proposal_is_settled_by_the_next_proposal() -> None:
     fetched(leader, 2, 10, end=10)
     fetched(leader, 3, 10, end=10)
     assert leader.check_isr(10, 1, LIVE, HEARD_MS) is not None
-    leader.proposal_ended(0, False, 1)
+    leader.isr.ended(0, False, 1)
     without_3 = {1: 10, 2: 20}
     settling = leader.check_isr(10, 1_000, without_3, HEARD_MS)
     assert settling == ProposedIsr(5, 0, ((1, -1), (2, -1)))
-    assert 3 in leader.maximal_isr
+    assert 3 in leader.isr.maximal
     leader.partition_changed((1, 2, 3), (1, 2), 1, 1_001)
-    assert leader.maximal_isr == (1, 2)
+    assert leader.isr.maximal == (1, 2)
 
 
 def test_a_leader_that_cannot_append_transfers_leadership_and_leaves_the_isr() -> None:
     leader = leader_of(end=10)
     proposed = leader.propose_hand_over(2, 1, LIVE, leaves=True)
     assert proposed == ProposedIsr(5, 0, ((2, -1), (3, -1)), hand_over_to=2)
-    assert leader.maximal_isr == (1, 2, 3)
+    assert leader.isr.maximal == (1, 2, 3)
 
 
 def test_leadership_is_transferred_only_to_a_live_isr_member() -> None:
@@ -300,7 +298,7 @@ def test_leadership_is_transferred_only_to_a_live_isr_member() -> None:
     assert leader.propose_hand_over(3, 0, LIVE) is None
     assert leader.propose_hand_over(2, 0, {1: 10}) is None
     assert leader.propose_hand_over(2, 0, LIVE) == ProposedIsr(5, 0, ((1, -1), (2, -1)), 2)
-    assert not leader.is_settled
+    assert not leader.isr.is_settled
     assert leader.propose_hand_over(2, 0, LIVE) is None
 
 
@@ -320,7 +318,7 @@ def test_watermark_never_falls_and_never_passes_a_replica(reports: list[tuple[in
     for replica, end in reports:
         before = leader.high_watermark
         if replica == 1:
-            rose = leader.counted(end)
+            rose = leader.acknowledge_durable(end)
             ends[1] = max(ends[1], end)
         else:
             rose = fetched(leader, replica, end, end=1000)

@@ -42,7 +42,8 @@ def replicas_count_before_the_sync() -> Iterator[None]:
     original = Partition.__init__
 
     def init(partition: Partition, *args: Any, **kwargs: Any) -> None:
-        original(partition, *args, **{**kwargs, "counts_unsynced": True})
+        original(partition, *args, **kwargs)
+        partition.acknowledges_unsynced = True
 
     with patch.object(Partition, "__init__", init):
         yield
@@ -75,8 +76,8 @@ def truncation_by_watermark() -> Iterator[None]:
         role = partition.role
         assert isinstance(role, PartitionFollower)
         if image.leader >= 0 and role.high_watermark < partition.log_end_offset:
-            cut = partition._replicating.cut(partition, role, Truncate(role.high_watermark, False))  # type: ignore[attr-defined]
-            asyncio.get_running_loop().create_task(cut)
+            truncation = partition._replication.truncate(partition, role, Truncate(role.high_watermark, False))  # type: ignore[attr-defined]
+            asyncio.get_running_loop().create_task(truncation)
 
     def same(*_: Any) -> None:
         return None

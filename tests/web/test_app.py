@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.node.replicas.damage import Damage
+from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing

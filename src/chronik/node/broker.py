@@ -23,15 +23,13 @@ from chronik.node.membership.departures import Departures
 from chronik.node.membership.envelopes import Envelopes
 from chronik.node.membership.internal_server import KAFKA_APIS, InternalServer, PeerApis
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.replicas.cluster_links import ClusterLinks
-from chronik.node.replicas.damage import Damage
-from chronik.node.replicas.healing import Healing
-from chronik.node.replicas.housekeeping import Housekeeping
+from chronik.node.replicas.healing import Damage, Healing
+from chronik.node.replicas.housekeeping import Housekeeping, WatermarkWatch
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.replication import ClusterLinks
 from chronik.node.replicas.scrubber import Scrubber
 from chronik.node.replicas.syncer import Syncer
-from chronik.node.replicas.watermark_watch import WatermarkWatch
 from chronik.node.runtime import Runtime
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
@@ -124,9 +122,7 @@ class Broker:
             self.failed_by,
         )
         member = self.member
-        self.healing = Healing(
-            loop, env, held.folder.path, self.host.replication, self.host.reports, runtime.metrics, log
-        )
+        self.healing = Healing(runtime, self.host)
         self.age_clock = AgeClock(loop.time, env.wall_ms, log)
         self.deadlines = Deadlines(loop)
         self.topics = Topics(self.metadata, member.client, self.host.applied)
@@ -136,9 +132,9 @@ class Broker:
         self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
         self.departures = Departures(runtime, self.metadata, member.peers.status)
         self.producer_ids = ProducerIds(member.client, self.node_id)
-        self.watermarks = WatermarkWatch(loop, self.host.partitions, log)
-        self._housekeeping = Housekeeping(loop, env, self.age_clock.now_ms, config, self.host, log)
-        self._scrubber = Scrubber(loop, env, config.scrub_interval_ms, self.host, self.healing, runtime.metrics, log)
+        self.watermarks = WatermarkWatch(runtime, self.host.partitions)
+        self._housekeeping = Housekeeping(runtime, self.host, self.age_clock.now_ms)
+        self._scrubber = Scrubber(runtime, self.host, self.healing)
         self._trace_topic = TraceTopic(runtime, self.metadata, member.peers, self.host, self.topics)
         self._envelopes = Envelopes(runtime, self.metadata, member.client, self.host.applied)
         self.handlers = make_handlers(
@@ -162,9 +158,6 @@ class Broker:
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     def _make_host(self, folder: DataFolder, incarnation: UUID) -> PartitionHost:
-        runtime, config = self.runtime, self.config
-        is_synced = config.durability == "synced"
-        syncer = Syncer(runtime.loop, runtime.env, runtime.metrics, self.disk_watch, is_vital=is_synced)
         # Lambdas, because `member` is created later: it needs the partitions, and they need it.
         links = ClusterLinks(
             lambda node_id: self.member.peers.connection(node_id),
@@ -172,19 +165,8 @@ class Broker:
             lambda reports, waits: self.member.report_replicas(reports, waits),
             lambda: self.member.lease_is_valid(),
         )
-        return PartitionHost(
-            runtime.loop,
-            runtime.env,
-            config,
-            folder,
-            self.metadata,
-            syncer,
-            runtime.metrics,
-            self.traces,
-            runtime.log,
-            links,
-            incarnation,
-        )
+        syncer = Syncer(self.runtime, self.disk_watch)
+        return PartitionHost(self.runtime, folder, self.metadata, syncer, links, incarnation)
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 

@@ -1,17 +1,23 @@
-"""One partition as a follower sees it: where to fetch from, and how to handle the leader's response."""
+"""One partition as a follower sees it: how to handle the leader's response, and where its log diverges."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from chronik.replication.divergence import EpochEnd, truncation_offset
-
 NO_EPOCH: Final = -1
 NO_LEADER: Final = -1
+UNDEFINED: Final = -1
 
 
-class OwnLog(NamedTuple):
+class EpochEnd(NamedTuple):
+    """An epoch and its end offset: the offset after the last record written in it."""
+
+    epoch: int
+    end_offset: int
+
+
+class LocalLog(NamedTuple):
     """The follower's log when a response arrives."""
 
     log_start_offset: int
@@ -27,7 +33,7 @@ class FetchedBatch(NamedTuple):
     leader_epoch: int
 
 
-class Answer(NamedTuple):
+class LeaderAnswer(NamedTuple):
     """The leader's response for one partition. The follower sent `fetch_offset` and `last_fetched_epoch`."""
 
     fetch_offset: int
@@ -46,7 +52,7 @@ class Append(NamedTuple):
     """Append the batches: they continue the log."""
 
 
-class Nothing(NamedTuple):
+class NoData(NamedTuple):
     """There was no data; fetch again."""
 
 
@@ -74,19 +80,19 @@ class StartOver(NamedTuple):
     below_watermark: bool = False
 
 
-class AskAgain(NamedTuple):
+class FetchAgain(NamedTuple):
     """The response does not fit the log; discard it and fetch again."""
 
     reason: str
 
 
-Decision: TypeAlias = Append | Nothing | Truncate | Refuse | StartOver | AskAgain
+Decision: TypeAlias = Append | NoData | Truncate | Refuse | StartOver | FetchAgain
 
 
 class PartitionFollower:
     """One partition during one leader epoch, on a replica that does not lead it.
 
-    Invariant: `high_watermark` is at most the leader's, and at most this node's counted end (see `PartitionLeader`). It
+    Invariant: `high_watermark` is at most the leader's, and at most this node's durable end (see `PartitionLeader`). It
     falls only if an unclean election has accepted the loss. Owned by the node's event loop; nothing here waits, reads a
     clock or touches a file.
     """
@@ -101,19 +107,19 @@ class PartitionFollower:
         self._unclean_epoch = unclean_epoch
         self._leaders_watermark = high_watermark
 
-    def counted(self, end: int) -> bool:
-        """Note that this node's counted end is now `end`; return whether the watermark rose."""
+    def acknowledge_durable(self, end: int) -> bool:
+        """Note that this node's durable end is now `end`; return whether the watermark rose."""
         known = min(self._leaders_watermark, end)
         if known <= self.high_watermark:
             return False
         self.high_watermark = known
         return True
 
-    def told(self, leaders_watermark: int, counted_end: int) -> bool:
+    def leader_watermark_received(self, leaders_watermark: int, durable_end: int) -> bool:
         """Note the leader's watermark from a valid response; return whether this replica's watermark rose."""
         if leaders_watermark > self._leaders_watermark:
             self._leaders_watermark = leaders_watermark
-        return self.counted(counted_end)
+        return self.acknowledge_durable(durable_end)
 
     def truncated(self, log_end_offset: int) -> None:
         self.high_watermark = min(self.high_watermark, log_end_offset)
@@ -123,52 +129,80 @@ class PartitionFollower:
         """Note that the log restarted at the leader's log start: everything below was committed."""
         self.high_watermark = max(min(self.high_watermark, decision.end_offset), decision.offset)
 
-    def answered(self, answer: Answer, own: OwnLog) -> Decision:
+    def decide(self, answer: LeaderAnswer, own: LocalLog) -> Decision:
         """Decide how to handle a response that has no error except OFFSET_OUT_OF_RANGE."""
         if (answer.fetch_offset, answer.last_fetched_epoch) != (own.log_end_offset, own.last_epoch):
             # The two together identify the log: a late response is useless, and must do no harm.
-            return AskAgain(f"it was asked from {answer.fetch_offset}, the log ends at {own.log_end_offset}")
+            return FetchAgain(f"the fetch was from {answer.fetch_offset}, the log ends at {own.log_end_offset}")
         if answer.is_out_of_range:
             return self._out_of_range(answer, own)
         if answer.diverging_epoch is not None:
-            told = EpochEnd(*answer.diverging_epoch)
-            offset = truncation_offset(told, EpochEnd(*own.end_offset_for_epoch(told.epoch)))
+            reported = EpochEnd(*answer.diverging_epoch)
+            offset = truncation_offset(reported, EpochEnd(*own.end_offset_for_epoch(reported.epoch)))
             if offset >= own.log_end_offset:
-                return AskAgain(f"told to go back to {offset}, the log ends at {own.log_end_offset}")
+                return FetchAgain(f"the logs diverge at {offset}, this log ends at {own.log_end_offset}")
             is_below = offset < self.high_watermark
             if is_below and own.last_epoch >= self._unclean_epoch:
                 return Refuse(offset)
             return Truncate(offset, is_below)
         if not answer.batches:
-            return Nothing()
+            return NoData()
         return self._records(answer.batches, own)
 
-    def _out_of_range(self, answer: Answer, own: OwnLog) -> Decision:
+    def _out_of_range(self, answer: LeaderAnswer, own: LocalLog) -> Decision:
         start = answer.log_start_offset
         is_empty = own.log_start_offset == own.log_end_offset
         if start > own.log_end_offset or (is_empty and 0 <= start != own.log_end_offset):
             return StartOver(start, start, start < self.high_watermark)
-        return AskAgain(f"offset {answer.fetch_offset} is out of a range that starts at {start}")
+        return FetchAgain(f"offset {answer.fetch_offset} is out of a range that starts at {start}")
 
-    def _records(self, batches: Sequence[FetchedBatch], own: OwnLog) -> Decision:
+    def _records(self, batches: Sequence[FetchedBatch], own: LocalLog) -> Decision:
         first = batches[0]
         if first.base_offset < own.log_end_offset:
             if own.log_start_offset == own.log_end_offset and first.next_offset > own.log_end_offset:
                 # The leader's log starts inside this batch, but the leader sends whole batches.
                 start_over = StartOver(first.base_offset, batches[-1].next_offset)
                 return self._continues(batches, first.base_offset, NO_EPOCH) or start_over
-            return AskAgain(f"a batch at {first.base_offset} does not continue a log to {own.log_end_offset}")
+            return FetchAgain(f"a batch at {first.base_offset} does not continue a log to {own.log_end_offset}")
         return self._continues(batches, own.log_end_offset, own.last_epoch) or Append()
 
-    def _continues(self, batches: Sequence[FetchedBatch], offset: int, epoch: int) -> AskAgain | None:
+    def _continues(self, batches: Sequence[FetchedBatch], offset: int, epoch: int) -> FetchAgain | None:
         """Check that offsets and epochs increase, and that no epoch is newer than the leader's."""
         for batch in batches:
             if batch.base_offset < offset or batch.next_offset <= batch.base_offset:
-                return AskAgain(f"a batch from {batch.base_offset} follows one to {offset}")
+                return FetchAgain(f"a batch from {batch.base_offset} follows one to {offset}")
             if not epoch <= batch.leader_epoch <= self.leader_epoch:
-                return AskAgain(
-                    f"a batch of epoch {batch.leader_epoch} comes behind epoch {epoch} from a leader of "
+                return FetchAgain(
+                    f"a batch of epoch {batch.leader_epoch} follows epoch {epoch} from a leader of "
                     f"epoch {self.leader_epoch}"
                 )
             offset, epoch = batch.next_offset, batch.leader_epoch
         return None
+
+
+# -- divergence --------------------------------------------------------------------------------------------------------
+
+# A single leader writes each epoch. So two logs that agree on the epoch of the record before an offset agree on
+# everything below that offset (KIP-101, 279, 320). Both functions work on results of `end_offset_for_epoch`: the
+# largest epoch that is not newer than the requested one, and its end offset.
+
+
+def diverging_epoch(leaders: EpochEnd, last_fetched_epoch: int, fetch_offset: int) -> EpochEnd | None:
+    """Return what the leader reports to a follower whose log is not a prefix of its own; None if it is.
+
+    `leaders` is the end offset of the follower's last epoch in the leader's log.
+    """
+    if leaders.epoch < last_fetched_epoch or leaders.end_offset < fetch_offset:
+        return leaders
+    return None
+
+
+def truncation_offset(reported: EpochEnd, own: EpochEnd) -> int:
+    """Return the offset to which a diverging follower truncates: always below its fetch offset.
+
+    `own` is the end of the reported epoch in the follower's log. If the follower lacks that epoch, `own` is the end of
+    an older one, and the leader has nothing that follows it. The next fetch shows whether the truncation sufficed.
+    """
+    if own.end_offset == UNDEFINED:
+        return reported.end_offset
+    return min(reported.end_offset, own.end_offset)

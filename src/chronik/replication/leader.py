@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chronik.replication.isr import InSyncReplicas
@@ -26,48 +27,46 @@ class ProposedIsr(NamedTuple):
     hand_over_to: int = -1
 
 
+@dataclass(slots=True, eq=False)
 class Replica:
     """Another node's replica, as known from its fetches in this leader epoch."""
 
-    __slots__ = ("broker_epoch", "caught_up_ms", "end", "fetched_ms", "id", "leader_end_at_fetch", "moved_ms", "start")
-
-    def __init__(self, replica_id: int, now_ms: int) -> None:
-        self.id = replica_id
-        self.end = UNKNOWN
-        """The replica has everything below this offset, written as the durability setting requires."""
-        self.start = UNKNOWN
-        """Its durable log start offset."""
-        self.broker_epoch = UNKNOWN
-        self.caught_up_ms = NEVER_MS
-        """When it last had everything in the leader's log."""
-        self.moved_ms = NEVER_MS
-        """When it last made progress or restarted."""
-        self.fetched_ms = now_ms
-        self.leader_end_at_fetch = UNKNOWN
+    id: int
+    fetched_ms: int
+    end: int = UNKNOWN
+    """The replica has everything below this offset, written as the durability setting requires."""
+    start: int = UNKNOWN
+    """Its durable log start offset."""
+    broker_epoch: int = UNKNOWN
+    caught_up_ms: int = NEVER_MS
+    """When it last had everything in the leader's log."""
+    progressed_ms: int = NEVER_MS
+    """When it last made progress or restarted."""
+    leader_end_at_fetch: int = UNKNOWN
 
 
 class PartitionLeader:
     """One partition during one leader epoch.
 
-    Invariant: `high_watermark` never falls. It rises at most to the counted end of every replica in the maximal ISR,
-    and only while the committed ISR has min.insync.replicas. The counted end is what the durability setting accepts as
+    Invariant: `high_watermark` never falls. It rises at most to the durable end of every replica in the maximal ISR,
+    and only while the committed ISR has min.insync.replicas. The durable end is what the durability setting accepts as
     written: the synced end under `synced`, the log end under `replicated`. No log in the maximal ISR starts below what
     clients know as deleted. Owned by the node's event loop; nothing here waits, reads a clock or touches a file.
     """
 
     __slots__ = (
-        "_counted",
         "_deleted_upto",
-        "_isr",
         "_joining",
         "_lag_ms_max",
         "_min_insync_replicas",
         "_others",
         "_own_end",
         "_since_ms",
+        "_waited_for",
         "epoch_start_offset",
         "has_enough_replicas",
         "high_watermark",
+        "isr",
         "leader_epoch",
         "low_watermark",
         "node_id",
@@ -84,7 +83,7 @@ class PartitionLeader:
         partition_epoch: int = 0,
         min_insync_replicas: int = 1,
         log_end_offset: int,
-        counted_end: int,
+        durable_end: int,
         high_watermark: int,
         log_start_offset: int = 0,
         now_ms: int = 0,
@@ -98,18 +97,18 @@ class PartitionLeader:
         """The offset below which clients may learn that records are deleted, as of the last call of `deletes`."""
         # Every offset that earlier leaders reported as deleted is below this: this node was in sync.
         self._deleted_upto = log_start_offset
-        self._own_end = counted_end
+        self._own_end = durable_end
         self._min_insync_replicas = min_insync_replicas
         self._lag_ms_max = lag_ms_max
         self._since_ms = now_ms
         self._joining: dict[int, int] = {}
         self._others: dict[int, Replica] = {}
-        self._counted: tuple[Replica, ...] = ()
+        self._waited_for: tuple[Replica, ...] = ()
         self.replicas: tuple[int, ...] = ()
         self.has_enough_replicas = False
-        self._isr = InSyncReplicas(isr, partition_epoch)
-        if node_id not in self._isr.committed:
-            raise ValueError(f"node {node_id} leads without being in sync: {self._isr.committed}")
+        self.isr = InSyncReplicas(isr, partition_epoch)
+        if node_id not in self.isr.committed:
+            raise ValueError(f"node {node_id} leads without being in sync: {self.isr.committed}")
         self._set_replicas(replicas, now_ms)
         self._advance()
 
@@ -118,15 +117,7 @@ class PartitionLeader:
     @property
     def in_sync_replicas(self) -> tuple[int, ...]:
         """The ISR as committed by the controller."""
-        return self._isr.committed
-
-    @property
-    def maximal_isr(self) -> tuple[int, ...]:
-        return self._isr.maximal
-
-    @property
-    def partition_epoch(self) -> int:
-        return self._isr.partition_epoch
+        return self.isr.committed
 
     @property
     def replicas_needed(self) -> int:
@@ -138,8 +129,8 @@ class PartitionLeader:
         """Whether the watermark covers everything that earlier leaders may have exposed to clients (KIP-207)."""
         return self.high_watermark >= self.epoch_start_offset
 
-    def counted_end_of(self, replica_id: int) -> int:
-        """Return the counted end of a replica, or -1 if it has not fetched in this epoch."""
+    def durable_end_of(self, replica_id: int) -> int:
+        """Return the durable end of a replica, or -1 if it has not fetched in this epoch."""
         if replica_id == self.node_id:
             return self._own_end
         replica = self._others.get(replica_id)
@@ -152,13 +143,13 @@ class PartitionLeader:
 
     # -- events: each returns whether the watermark rose ---------------------------------------------------------------
 
-    def counted(self, end: int) -> bool:
-        """Note that this node's own counted end is now `end`."""
+    def acknowledge_durable(self, end: int) -> bool:
+        """Note that this node's own durable end is now `end`."""
         if end > self._own_end:
             self._own_end = end
         if end <= self.high_watermark:
             return False
-        if self._counted or not self.has_enough_replicas:
+        if self._waited_for or not self.has_enough_replicas:
             return self._advance()
         self.high_watermark = end
         return True
@@ -186,24 +177,24 @@ class PartitionLeader:
             # It has everything that the log had at its previous fetch.
             replica.caught_up_ms = max(replica.caught_up_ms, replica.fetched_ms)
         if offset > replica.end or broker_epoch > replica.broker_epoch:
-            replica.moved_ms = now_ms
+            replica.progressed_ms = now_ms
         replica.fetched_ms = now_ms
         replica.leader_end_at_fetch = log_end_offset
         replica.broker_epoch = broker_epoch
         # Not the maximum of the two: records that a restart lost must be missing here too.
         replica.end = offset
         replica.start = log_start_offset
-        if replica_id not in self._isr.maximal:
+        if replica_id not in self.isr.maximal:
             self._note_joining(replica, log_end_offset, now_ms, live)
         return self._advance()
 
     def partition_changed(self, replicas: Iterable[int], isr: Iterable[int], partition_epoch: int, now_ms: int) -> bool:
         """Apply the partition's replicas and ISR from the metadata, for this leader epoch."""
-        before = self._isr.committed
-        if not self._isr.committed_as(isr, partition_epoch):
+        before = self.isr.committed
+        if not self.isr.committed_as(isr, partition_epoch):
             return False
         self._set_replicas(replicas, now_ms)
-        for replica in self._isr.committed:
+        for replica in self.isr.committed:
             if replica not in before and replica != self.node_id:
                 # It joined because of its position; from now on it must keep up.
                 self._others[replica].caught_up_ms = max(self._others[replica].caught_up_ms, now_ms)
@@ -211,15 +202,7 @@ class PartitionLeader:
 
     def configured(self, min_insync_replicas: int) -> bool:
         self._min_insync_replicas = min_insync_replicas
-        self._count()
-        return self._advance()
-
-    def proposal_ended(self, partition_epoch: int, is_committed: bool, now_ms: int) -> None:
-        """Note that a proposal was answered, or never will be."""
-        self._isr.ended(partition_epoch, is_committed, now_ms)
-
-    def advanced(self) -> bool:
-        """Recompute the watermark: `check_isr` may have stopped waiting for a replica."""
+        self._update_waited_for()
         return self._advance()
 
     def stalled(self, now_ms: int) -> None:
@@ -233,7 +216,7 @@ class PartitionLeader:
         replica = self._others.get(replica_id)
         return (
             replica is not None
-            and replica_id not in self._isr.committed
+            and replica_id not in self.isr.committed
             and replica.end >= self.high_watermark
             and replica.end >= self.epoch_start_offset
             and replica.start >= self._deleted_upto
@@ -245,28 +228,35 @@ class PartitionLeader:
     ) -> ProposedIsr | None:
         """Return the ISR to propose to the controller now, if any, and record it as proposed.
 
-        Call this periodically and when a replica may join. Then call `advanced`, since this may stop waiting for a
-        joining replica. `heard_ms` is when each node last fetched at all: a replica at the log end whose node still
-        fetches is caught up, since fetches may omit idle partitions.
+        Call this periodically and when a replica may join. It may raise the watermark, because it stops waiting for a
+        replica that does not join in time. `heard_ms` is when each node last fetched at all: a replica at the log end
+        whose node still fetches is caught up, since fetches may omit idle partitions.
         """
         for replica in self._others.values():
             if replica.end >= log_end_offset:
                 replica.caught_up_ms = max(replica.caught_up_ms, heard_ms.get(replica.id, 0))
         self._forget_joining(now_ms, live)
-        if not self._isr.may_propose(now_ms) or self.node_id not in live:
+        proposed = self._next_isr(log_end_offset, now_ms, live, heard_ms)
+        self._advance()
+        return proposed
+
+    def _next_isr(
+        self, log_end_offset: int, now_ms: int, live: Mapping[int, int], heard_ms: Mapping[int, int]
+    ) -> ProposedIsr | None:
+        if not self.isr.may_propose(now_ms) or self.node_id not in live:
             return None
         staying = self._staying(log_end_offset, now_ms, live)
-        isr = [replica for replica in self._isr.committed if replica in staying]
+        isr = [replica for replica in self.isr.committed if replica in staying]
         isr += [
             replica
             for replica in self.replicas
             if self.may_join(replica, live)
-            and self._is_moving(replica, log_end_offset, now_ms)
+            and self._makes_progress(replica, log_end_offset, now_ms)
             and not self._is_stuck(replica, log_end_offset, now_ms)
             and now_ms - heard_ms.get(replica, 0) <= self._lag_ms_max
         ]
-        is_unchanged = tuple(isr) == self._isr.committed
-        if is_unchanged and self._isr.is_settled:
+        is_unchanged = tuple(isr) == self.isr.committed
+        if is_unchanged and self.isr.is_settled:
             return None
         # A proposal that only resolves a failed one makes no claim about broker epochs.
         return self._propose(isr, {} if is_unchanged else live)
@@ -278,24 +268,19 @@ class PartitionLeader:
 
         If this node `leaves`, it can no longer accept records: drop it from the ISR, so that no request waits for it.
         """
-        committed = self._isr.committed
-        if not self._isr.may_propose(now_ms) or to not in committed or to not in live:
+        committed = self.isr.committed
+        if not self.isr.may_propose(now_ms) or to not in committed or to not in live:
             return None
         members = [replica for replica in committed if not (leaves and replica == self.node_id)]
         return self._propose(members, {})._replace(hand_over_to=to)
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no proposal is left that may still be committed."""
-        return self._isr.is_settled
-
     def _propose(self, isr: Iterable[int], live: Mapping[int, int]) -> ProposedIsr:
         members = tuple(isr)
-        self._isr.propose(members)
-        self._count()
+        self.isr.propose(members)
+        self._update_waited_for()
         return ProposedIsr(
             self.leader_epoch,
-            self._isr.partition_epoch,
+            self.isr.partition_epoch,
             tuple((replica, self._broker_epoch_of(replica, live)) for replica in members),
         )
 
@@ -306,7 +291,7 @@ class PartitionLeader:
         records, although they only need to wait. A replica that is stuck (a full disk) is not waited for. It leaves the
         ISR before it lags, if enough members remain.
         """
-        committed = self._isr.committed
+        committed = self.isr.committed
         staying = {replica for replica in committed if not self._lags(replica, now_ms)}
         for replica in committed:
             if len(staying) > self.replicas_needed and self._is_stuck(replica, log_end_offset, now_ms):
@@ -314,16 +299,16 @@ class PartitionLeader:
         behind = [
             replica
             for replica in committed
-            if replica not in staying and replica in live and self._is_moving(replica, log_end_offset, now_ms)
+            if replica not in staying and replica in live and self._makes_progress(replica, log_end_offset, now_ms)
         ]
-        behind.sort(key=self.counted_end_of, reverse=True)
+        behind.sort(key=self.durable_end_of, reverse=True)
         staying.update(behind[: max(0, self.replicas_needed - len(staying))])
         return staying
 
-    def _is_moving(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
+    def _makes_progress(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
         """Return whether the replica accepts the records it is sent, or there is nothing to send."""
         replica = self._others[replica_id]
-        return replica.end >= log_end_offset or now_ms - replica.moved_ms <= self._lag_ms_max
+        return replica.end >= log_end_offset or now_ms - replica.progressed_ms <= self._lag_ms_max
 
     def _is_stuck(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
         """Return whether it lacks records and has accepted none for two thirds of the allowed lag: its disk, or the
@@ -332,7 +317,7 @@ class PartitionLeader:
         replica = self._others.get(replica_id)
         if replica is None or replica.end >= log_end_offset:
             return False
-        return now_ms - max(replica.caught_up_ms, replica.moved_ms, self._since_ms) > self._lag_ms_max * 2 // 3
+        return now_ms - max(replica.caught_up_ms, replica.progressed_ms, self._since_ms) > self._lag_ms_max * 2 // 3
 
     def _lags(self, replica_id: int, now_ms: int) -> bool:
         if replica_id == self.node_id:
@@ -359,7 +344,7 @@ class PartitionLeader:
             return
         if now_ms - replica.caught_up_ms < self._lag_ms_max:
             self._joining[replica.id] = now_ms
-            self._count()
+            self._update_waited_for()
 
     def _forget_joining(self, now_ms: int, live: Mapping[int, int]) -> None:
         over = [
@@ -370,7 +355,7 @@ class PartitionLeader:
         for replica in over:
             del self._joining[replica]
         if over:
-            self._count()
+            self._update_waited_for()
 
     # -- deleted records -----------------------------------------------------------------------------------------------
 
@@ -382,7 +367,7 @@ class PartitionLeader:
         """
         if not self.has_enough_replicas:
             return False
-        others = (self._others[replica].start for replica in self._isr.maximal if replica != self.node_id)
+        others = (self._others[replica].start for replica in self.isr.maximal if replica != self.node_id)
         start = min([log_start_offset, *others])
         if start <= self.low_watermark:
             return False
@@ -396,28 +381,28 @@ class PartitionLeader:
     def _set_replicas(self, replicas: Iterable[int], now_ms: int) -> None:
         self.replicas = tuple(replicas)
         # ISR members hold back the watermark even if they are no longer replicas, until the controller removes them.
-        for replica in (*self.replicas, *self._isr.committed):
+        for replica in (*self.replicas, *self.isr.committed):
             if replica != self.node_id and replica not in self._others:
                 self._others[replica] = Replica(replica, now_ms)
         for replica in list(self._others):
-            if replica not in self.replicas and replica not in self._isr.committed:
+            if replica not in self.replicas and replica not in self.isr.committed:
                 del self._others[replica]
                 self._joining.pop(replica, None)
-        self._count()
+        self._update_waited_for()
 
-    def _count(self) -> None:
+    def _update_waited_for(self) -> None:
         """Recompute which replicas hold back the watermark."""
-        for replica in self._isr.maximal:
+        for replica in self.isr.maximal:
             self._joining.pop(replica, None)
-        waited_for = (*self._isr.maximal, *self._joining)
-        self._counted = tuple(self._others[replica] for replica in waited_for if replica != self.node_id)
-        self.has_enough_replicas = len(self._isr.committed) >= self.replicas_needed
+        waited_for = (*self.isr.maximal, *self._joining)
+        self._waited_for = tuple(self._others[replica] for replica in waited_for if replica != self.node_id)
+        self.has_enough_replicas = len(self.isr.committed) >= self.replicas_needed
 
     def _advance(self) -> bool:
         if not self.has_enough_replicas:
             return False
         end = self._own_end
-        for replica in self._counted:
+        for replica in self._waited_for:
             if replica.end < end:
                 end = replica.end
         if end <= self.high_watermark:

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.broker import Broker
-from chronik.node.replicas.damage import Damage
+from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
 from chronik.observe.metrics import Metrics

@@ -22,16 +22,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 from uuid import UUID
 
+from chronik.metadata.image import ClusterImage
 from chronik.node.apis.fetch_trace import FetchTrace
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.replicas.damage import is_damage
-from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition import ColdOutcomes, ColdRead, Partition, is_damage, run_cold_reads
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.replicas.read_replica import NO_REPLICA, read_replica
-from chronik.node.replicas.replica_sessions import run_reads
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Buffer, Reply, Request
@@ -40,10 +37,8 @@ from chronik.node.serving.fetch_sessions import (
     FetchSession,
     FetchSessions,
     PartitionKey,
-    SessionPartition,
 )
 from chronik.node.serving.server import Server
-from chronik.storage.reading import ReadJob
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
@@ -129,7 +124,7 @@ class PendingFetch:
         self._fetch = fetch
         self._session = session
         self._incremental = incremental
-        self._entries = self._wanted()
+        self._entries = self._requested()
         # Never wait for more bytes than the limits allow in a response.
         self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed())
         self._waiting_on: list[Partition] = []
@@ -145,16 +140,16 @@ class PendingFetch:
 
     def _traced(self) -> FetchTrace:
         node = self._node
-        wanted = [(self._name(key), wanted) for key, wanted in self._entries]
-        return FetchTrace(node.runtime.traces, self._request, self._fetch, wanted, node.runtime.loop.time)
+        named = [(self._name(key), requested) for key, requested in self._entries]
+        return FetchTrace(node.runtime.traces, self._request, self._fetch, named, node.runtime.loop.time)
 
-    def _wanted(self) -> list[tuple[PartitionKey, FetchPartition]]:
+    def _requested(self) -> list[tuple[PartitionKey, FetchPartition]]:
         if self._session is not None:
             return [(key, entry.wanted) for key, entry in self._session.partitions.items()]
         return [
-            (((topic.name, topic.topic_id.bytes if topic.topic_id else None), wanted.partition), wanted)
+            (((topic.name, topic.topic_id.bytes if topic.topic_id else None), requested.partition), requested)
             for topic in self._fetch.topics
-            for wanted in topic.partitions
+            for requested in topic.partitions
         ]
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
@@ -176,8 +171,9 @@ class PendingFetch:
 
     def _wait(self, size_bytes: int) -> None:
         self._arrived_bytes = size_bytes
-        for key, wanted in self._entries:
-            partition = self._find(key, wanted)
+        for key, _ in self._entries:
+            name = self._name(key)
+            partition = None if name is None else self._node.host.partitions.get((name, key[1]))
             if partition is not None:
                 partition.wait_for_data(self)
                 self._waiting_on.append(partition)
@@ -223,34 +219,31 @@ class PendingFetch:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _find(self, key: PartitionKey, wanted: FetchPartition) -> Partition | None:
-        name = self._name(key)
-        return None if name is None else self._node.host.partitions.get((name, wanted.partition))
-
     def _name(self, key: PartitionKey) -> str | None:
         (name, topic_id), _ = key
         if name is None and topic_id is not None:
             name = self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
         return name
 
-    def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[_ColdRead]]:
+    def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[ColdRead]]:
         """Read every partition up to the size limit. Reads that miss the page cache are returned as jobs instead."""
         left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed())
         responses: list[FetchPartitionResponse] = []
         size_bytes = 0
         failed = False
-        cold: list[_ColdRead] = []
-        for key, wanted in self._entries:
-            response = FetchPartitionResponse(wanted.partition)
+        cold: list[ColdRead] = []
+        for key, requested in self._entries:
+            response = FetchPartitionResponse(requested.partition)
             responses.append(response)
             partition: Partition | None = None
             try:
-                partition = self._require(key, wanted)
-                _describe(response, partition)
+                partition = self._require(key, requested)
+                response.high_watermark = response.last_stable_offset = partition.visible_end_offset
+                response.log_start_offset = partition.log_start_offset
                 if self._trace is not None:
                     self._trace.seen(len(responses) - 1, partition.high_watermark, partition.log_end_offset)
-                read = self._read_partition(partition, wanted, response, left_bytes, size_bytes == 0)
-                if isinstance(read, _ColdRead):
+                read = self._read_partition(partition, requested, response, left_bytes, size_bytes == 0)
+                if isinstance(read, ColdRead):
                     cold.append(read)
                     size_bytes += 1
                     left_bytes -= read.max_bytes
@@ -264,122 +257,109 @@ class PendingFetch:
             except Exception as error:
                 failed = True
                 if partition is not None and is_damage(error):
-                    partition.found_damaged(wanted.fetch_offset, "read", str(error))
+                    partition.found_damaged(requested.fetch_offset, "read", str(error))
                     response.error_code = ErrorCode.kafka_storage_error
                     continue
                 self._node.runtime.log.exception("read_failed", key=str(key))
                 response.error_code = ErrorCode.unknown_server_error
         return responses, size_bytes, failed, cold
 
-    def _require(self, key: PartitionKey, wanted: FetchPartition) -> Partition:
+    def _require(self, key: PartitionKey, requested: FetchPartition) -> Partition:
         """Return the partition if this node may serve it: as the leader, or as a follower for a client with a rack."""
-        (name, topic_id), index = key
+        name, index = self._name(key), key[1]
         if name is None:
-            name = None if topic_id is None else self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
-            if name is None:
-                raise KafkaError(ErrorCode.unknown_topic_id)
+            raise KafkaError(ErrorCode.unknown_topic_id)
         partition = self._node.host.partitions.get((name, index))
         if partition is None or not partition.leads:
             may_follow = self._request.api_version >= FOLLOWER_READS_FROM_VERSION and self._fetch.rack_id
             if partition is None or not may_follow or not partition.follows:
                 partition = self._node.host.require_leader(name, index)
-        partition.check_leader_epoch(wanted.current_leader_epoch)
+        partition.check_leader_epoch(requested.current_leader_epoch)
         return partition
 
     def _read_partition(
         self,
         partition: Partition,
-        wanted: FetchPartition,
+        requested: FetchPartition,
         response: FetchPartitionResponse,
         left_bytes: int,
         is_first: bool,
-    ) -> Buffer | _ColdRead | None:
-        offset = wanted.fetch_offset
+    ) -> Buffer | ColdRead | None:
+        offset = requested.fetch_offset
         upto = partition.visible_end_offset
         if partition.is_settling:
             # The client sees this error only if the wait does not help.
             self._is_settling = True
-            response.error_code = self._not_yet()
+            knows_error = self._request.api_version >= FOLLOWER_READS_FROM_VERSION
+            response.error_code = ErrorCode.offset_not_available if knows_error else ErrorCode.not_leader_or_follower
             response.high_watermark = response.last_stable_offset = -1
             return None
         if offset < partition.log_start_offset or offset > partition.log_end_offset:
             if partition.leader is None and offset > partition.log_end_offset:
                 raise KafkaError(ErrorCode.offset_not_available)
             raise KafkaError(ErrorCode.offset_out_of_range)
-        if self._fetch.rack_id and self._prefers_another(partition, offset, response):
-            self._is_full = True
-            return None
+        if self._fetch.rack_id and self._request.api_version >= FOLLOWER_READS_FROM_VERSION:
+            replica = _read_replica(self._node.metadata.image, partition, self._fetch.rack_id, offset)
+            if replica is not None:
+                response.preferred_read_replica = replica
+                self._is_full = True
+                return None
         if offset >= upto:
             return None
         if left_bytes <= 0 and not is_first:
             self._is_full = True
             return None
-        max_bytes = max(0, min(wanted.max_bytes, left_bytes))
-        log = partition.log
-        read = log.read(offset, max_bytes, upto, min_one_batch=is_first)
+        max_bytes = max(0, min(requested.max_bytes, left_bytes))
+        read = partition.log.read(offset, max_bytes, upto, min_one_batch=is_first)
         if read is None:
-            job = partition.read_job(offset, max_bytes, upto, min_one_batch=is_first)
-            return _ColdRead(response, partition, partition.generation, max_bytes, job)
+            return partition.cold_read(response, offset, max_bytes, upto, min_one_batch=is_first)
         if read.next_offset < upto:
             self._is_full = True
         return read.data
 
-    def _not_yet(self) -> ErrorCode:
-        if self._request.api_version >= FOLLOWER_READS_FROM_VERSION:
-            return ErrorCode.offset_not_available
-        return ErrorCode.not_leader_or_follower
-
-    def _prefers_another(self, partition: Partition, offset: int, response: FetchPartitionResponse) -> bool:
-        """Whether the consumer should read from a replica in its own rack; if so, the response names it."""
-        if self._request.api_version < FOLLOWER_READS_FROM_VERSION or partition.leader is None:
-            return False
-        replica = read_replica(self._node.metadata.image, partition, self._fetch.rack_id, offset)
-        response.preferred_read_replica = NO_REPLICA if replica is None else replica
-        return replica is not None
-
-    def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[_ColdRead]) -> None:
+    def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[ColdRead]) -> None:
         """Read data that is not in the page cache in a thread, then answer."""
         self._reading = True
         connection = self._request.connection
         connection.when_closed(self, self._abandon)
-        jobs = [read.job for read in cold]
         server = self._node.server
         reading_bytes = sum(read.max_bytes for read in cold)
         server.reading_bytes += reading_bytes
-        future = self._node.runtime.loop.run_in_executor(self._node.runtime.env.executor, run_reads, jobs)
 
-        def done(finished: asyncio.Future[list[Buffer | Exception]]) -> None:
+        def done(outcomes: ColdOutcomes | None) -> None:
             self._reading = False
             server.reading_bytes -= reading_bytes
             connection.forget(self)
-            for read in cold:
-                read.partition.jobs.end()
-            if self._is_over or finished.cancelled():
+            if self._is_over or outcomes is None:
                 return
-            for read, outcome in zip(cold, finished.result(), strict=True):
-                partition = read.partition
-                if partition.generation != read.generation or not (partition.leads or partition.follows):
-                    # The role changed or the lease expired: the data may be stale, or mix bytes of two logs.
-                    read.response.error_code = ErrorCode.not_leader_or_follower
-                elif not isinstance(outcome, Exception):
-                    damaged_at = read.job.damaged_at
-                    if damaged_at is not None and partition.found_damaged(damaged_at):
-                        read.response.error_code = ErrorCode.kafka_storage_error
-                    else:
-                        read.response.records = outcome
-                elif is_damage(outcome):
-                    # For example a broken chain of batches: this replica cannot reach the records after it.
-                    is_elsewhere = partition.found_damaged(read.job.offset, "read", str(outcome))
-                    code = outcome.code if isinstance(outcome, KafkaError) else ErrorCode.kafka_storage_error
-                    read.response.error_code = ErrorCode.kafka_storage_error if is_elsewhere else code
-                elif isinstance(outcome, KafkaError):
-                    read.response.error_code = outcome.code
-                else:
-                    self._node.runtime.log.error("read_failed", partition=read.response.partition, error=repr(outcome))
-                    read.response.error_code = ErrorCode.kafka_storage_error
+            for read, outcome in outcomes:
+                self._fill(read, outcome)
             self._answer(responses)
 
-        future.add_done_callback(done)
+        run_cold_reads(self._node.runtime, cold, done)
+
+    def _fill(self, read: ColdRead, outcome: Buffer | Exception) -> None:
+        """Fill the response of a cold read."""
+        partition, response = read.partition, read.response
+        if partition.generation != read.generation or not (partition.leads or partition.follows):
+            # The role changed or the lease expired: the data may be stale, or mix bytes of two logs.
+            response.error_code = ErrorCode.not_leader_or_follower
+        elif not isinstance(outcome, Exception):
+            damaged_at = read.job.damaged_at
+            if damaged_at is not None and partition.found_damaged(damaged_at):
+                response.error_code = ErrorCode.kafka_storage_error
+            else:
+                response.records = outcome
+        elif is_damage(outcome):
+            # For example a broken chain of batches: this replica cannot reach the records after it.
+            is_elsewhere = partition.found_damaged(read.job.offset, "read", str(outcome))
+            code = outcome.code if isinstance(outcome, KafkaError) else ErrorCode.kafka_storage_error
+            response.error_code = ErrorCode.kafka_storage_error if is_elsewhere else code
+        elif isinstance(outcome, KafkaError):
+            response.error_code = outcome.code
+        else:
+            self._node.runtime.log.error("read_failed", partition=response.partition, error=repr(outcome))
+            response.error_code = ErrorCode.kafka_storage_error
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
@@ -392,7 +372,7 @@ class PendingFetch:
             failed = failed or response.error_code != 0
             if session is not None:
                 entry = session.partitions.get(key)
-                if not self._has_news(entry, response):
+                if entry is not None and not entry.news(response) and self._incremental:
                     continue
                 if entry is not None and len(response.records):
                     session.served(key)
@@ -421,39 +401,38 @@ class PendingFetch:
         if self._request.api_version < NODE_ENDPOINTS_FROM_VERSION:
             return []
         node = self._node
-        found: dict[int, tuple[int, str, int, str | None]] = {}
-        for (((name, topic_id), index), _), response in zip(self._entries, responses, strict=True):
+        endpoints: dict[int, tuple[int, str, int, str | None]] = {}
+        for (key, _), response in zip(self._entries, responses, strict=True):
             if response.error_code not in OLD_METADATA:
                 continue
-            topic = name if topic_id is None else node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
-            leader = None if topic is None else node.host.other_leader(topic, index)
+            topic = self._name(key)
+            leader = None if topic is None else node.host.other_leader(topic, key[1])
             if leader is not None:
-                response.current_leader, member = leader
-                found[member.id] = (member.id, member.host, member.port, member.rack)
-        return list(found.values())
-
-    def _has_news(self, entry: SessionPartition | None, response: FetchPartitionResponse) -> bool:
-        if entry is None:
-            return True
-        news = entry.news(response)
-        return news or not self._incremental
+                response.current_leader, broker = leader
+                endpoints[broker.id] = (broker.id, broker.host, broker.port, broker.rack)
+        return list(endpoints.values())
 
 
-class _ColdRead(NamedTuple):
-    """A read that would have blocked the loop, and the response for its data."""
+def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: int) -> int | None:
+    """Return the in-sync replica in `rack` that is furthest and has `offset`; None to read from this leader (KIP-392).
 
-    response: FetchPartitionResponse
-    partition: Partition
-    generation: int
-    max_bytes: int
-    job: ReadJob
-
-
-def _describe(response: FetchPartitionResponse, partition: Partition) -> None:
-    visible_end = partition.visible_end_offset
-    response.high_watermark = visible_end
-    response.last_stable_offset = visible_end
-    response.log_start_offset = partition.log_start_offset
+    Followers know only the watermark, so they cannot serve topics whose records are visible when appended.
+    """
+    leader = partition.leader
+    if leader is None or partition.settings.visible_when_appended:
+        return None
+    best: int | None = None
+    for replica in leader.in_sync_replicas:
+        broker = image.brokers.get(replica)
+        if broker is None or broker.rack != rack:
+            continue
+        if replica == leader.node_id:
+            return None
+        if broker.is_fenced or broker.is_shutting_down or leader.durable_end_of(replica) < offset:
+            continue
+        if best is None or leader.durable_end_of(replica) > leader.durable_end_of(best):
+            best = replica
+    return best
 
 
 API = Api(ApiKey.FETCH, (4, 18))

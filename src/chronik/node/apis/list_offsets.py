@@ -59,22 +59,22 @@ async def handle(node: Services, request: Request) -> Values:
     is_debugging = request.message.replica_id == DEBUGGING_REPLICA
     for topic in request.message.topics:
         partitions = []
-        for wanted in topic.partitions:
-            values = _unknown(wanted.partition_index, ErrorCode.none)
+        for requested in topic.partitions:
+            values = _unknown(requested.partition_index, ErrorCode.none)
             try:
-                if wanted.timestamp >= 0 and request.api_version < TIMES_FROM_VERSION:
+                if requested.timestamp >= 0 and request.api_version < TIMES_FROM_VERSION:
                     raise KafkaError(ErrorCode.unsupported_version, "version 0 looks for segments, not for records")
-                partition = _hosted(node, topic.name, wanted.partition_index, is_debugging)
-                partition.check_leader_epoch(getattr(wanted, "current_leader_epoch", -1))
+                partition = _hosted(node, topic.name, requested.partition_index, is_debugging)
+                partition.check_leader_epoch(getattr(requested, "current_leader_epoch", -1))
                 generation = partition.generation
-                values.update(await _offset(node, partition, wanted.timestamp, is_debugging))
+                values.update(await _offset(node, partition, requested.timestamp, is_debugging))
                 answered.append((values, partition, generation))
             except KafkaError as error:
                 values["error_code"] = error.code
                 if error.code is ErrorCode.offset_not_available and request.api_version < NOT_AVAILABLE_FROM_VERSION:
                     values["error_code"] = ErrorCode.leader_not_available
             if request.api_version < TIMES_FROM_VERSION and values["offset"] != UNKNOWN:
-                values["old_style_offsets"] = [values["offset"]][: max(0, wanted.max_num_offsets)]
+                values["old_style_offsets"] = [values["offset"]][: max(0, requested.max_num_offsets)]
             partitions.append(values)
         topics.append({"name": topic.name, "partitions": partitions})
     for values, partition, generation in answered:
@@ -97,8 +97,7 @@ def _hosted(node: Services, topic: str, index: int, is_debugging: bool) -> Parti
 async def _offset(node: Services, partition: Partition, timestamp_ms: int, is_debugging: bool) -> Values:
     log = partition.log
     if timestamp_ms == LATEST and is_debugging:
-        end = log.log_end_offset
-        return {"offset": end, "leader_epoch": log.epoch_of(end - 1) if end > log.log_start_offset else UNKNOWN}
+        return {"offset": log.log_end_offset, "leader_epoch": partition.last_epoch}
     if timestamp_ms == LATEST:
         partition.check_end_is_known()
         return {"offset": partition.visible_end_offset, "leader_epoch": partition.leader_epoch}
@@ -116,13 +115,13 @@ async def _offset(node: Services, partition: Partition, timestamp_ms: int, is_de
     with partition.jobs.running():
         upto = partition.visible_end_offset
         job = log.offset_for_timestamp_job(timestamp_ms, upto) if timestamp_ms >= 0 else log.max_timestamp_job(upto)
-        found = await node.runtime.run_blocking(job)
+        record = await node.runtime.run_blocking(job)
     if partition.generation != generation or not (partition.leads or is_debugging):
         raise KafkaError(ErrorCode.not_leader_or_follower, "the leader changed meanwhile")
-    if found is None or found.offset >= partition.visible_end_offset:
+    if record is None or record.offset >= partition.visible_end_offset:
         partition.check_end_is_known()
         return {}
-    return {"offset": found.offset, "timestamp": found.timestamp_ms, "leader_epoch": log.epoch_of(found.offset)}
+    return {"offset": record.offset, "timestamp": record.timestamp_ms, "leader_epoch": log.epoch_of(record.offset)}
 
 
 def _unknown(index: int, code: ErrorCode) -> Values:

@@ -26,9 +26,8 @@ from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_RE
 from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.replicas.partition import Appended
+from chronik.node.replicas.partition import Appended, Waiter
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.replicas.partition_waits import Waiter
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Reply, Request
@@ -42,7 +41,6 @@ from chronik.wire.primitives import NodeEndpoint
 from chronik.wire.produce import (
     ProducePartitionResponse,
     ProduceRequest,
-    ProduceTopic,
     read_produce_request,
     write_produce_response,
 )
@@ -71,9 +69,9 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     elif produce.transactional_id is not None:
         refused = KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
     now_ms = node.runtime.env.wall_ms()
-    pending = PendingProduce(node, request, reply)
+    pending = PendingProduce(node, request, reply, produce)
     for topic in produce.topics:
-        name = topic.name if topic.name is not None else _name_of(node, topic)
+        name = topic.name if topic.name is not None else _topic_name(node, topic.topic_id)
         responses: list[ProducePartitionResponse] = []
         pending.topics.append((topic.name, topic.topic_id, responses))
         for index, records in topic.partitions:
@@ -84,7 +82,7 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
                     raise refused
                 if name is None:
                     raise KafkaError(ErrorCode.unknown_topic_id, f"topic id {topic.topic_id} is not known")
-                _append_or_forward(node, pending, response, name, records, produce, now_ms)
+                pending.append_or_forward(response, name, records, now_ms)
             except KafkaError as error:
                 pending.fail(response, error)
                 pending.trace_rejected(name, index, error)
@@ -105,180 +103,158 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
         node.deadlines.add(max(produce.timeout_ms, 0), pending)
 
 
-def _name_of(node: Services, topic: ProduceTopic) -> str | None:
-    return None if topic.topic_id is None else node.metadata.image.names_by_id.get(topic.topic_id)
-
-
-def _append_or_forward(
-    node: Services,
-    pending: PendingProduce,
-    response: ProducePartitionResponse,
-    name: str,
-    records: memoryview | None,
-    produce: ProduceRequest,
-    now_ms: int,
-) -> None:
-    """Append locally, unless another node leads or earlier batches of this connection are still being forwarded."""
-    connection = pending.request.connection
-    forwarding = node.forwarding
-    if forwarding.has_lanes(connection):
-        topic = node.metadata.image.topics.get(name)
-        if topic is not None and forwarding.is_busy(connection, topic.id, response.partition):
-            _forward(node, pending, response, topic, records, produce)
-            return
-    try:
-        _append(node, pending, None, response, name, records, produce.acks, now_ms)
-        return
-    except KafkaError as error:
-        topic = node.metadata.image.topics.get(name)
-        if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
-            raise
-        hosted = node.host.partitions.get((name, response.partition))
-        if not forwarding.can_forward(connection, topic, response.partition, produce.acks):
-            if hosted is not None:
-                # This node may lead again: its lease may be renewed, or a handover may be cancelled.
-                hosted.refused(records, error, now_ms)
-            raise
-        if hosted is not None:
-            hosted.check_passing_on(records, now_ms)
-    _forward(node, pending, response, topic, records, produce)
-
-
-def _forward(
-    node: Services,
-    pending: PendingProduce,
-    response: ProducePartitionResponse,
-    topic: TopicImage,
-    records: memoryview | None,
-    produce: ProduceRequest,
-) -> None:
-    """Forward to the leader after the earlier batches, or append locally if this node leads by then."""
-    request, acks, name = pending.request, produce.acks, topic.name
-    done = pending.wait_for(response) if acks != 0 else _closing_on_error(request)
-
-    def answer(error: KafkaError | None) -> None:
-        if error is not None and error.code is ErrorCode.not_leader_or_follower:
-            pending.name_leader(response, name)
-        done(error)
-
-    def outcome(error: KafkaError | None) -> None:
-        if error is not None:
-            pending.trace_rejected(name, response.partition, error)
-        answer(error)
-
-    def append_here(kept: memoryview) -> None:
-        is_waiting = _append(node, pending, answer, response, name, kept, acks, node.runtime.env.wall_ms())
-        if not is_waiting:
-            answer(None)
-
-    if name in node.runtime.traces.topics:
-        to, size_bytes = topic.partitions[response.partition].leader, len(records or b"")
-        PartitionTrace(node.runtime.traces, name, response.partition).forwarded(request.client_id, to, size_bytes)
-    forwarded = pending.forwarded
-    if forwarded is None:
-        forwarded = pending.forwarded = ForwardedRequest(request.connection, acks, produce.timeout_ms)
-    kept = memoryview(b"") if records is None else records
-    node.forwarding.forward(ForwardedBatch(forwarded, topic, response, kept, append_here, outcome))
-
-
-def _closing_on_error(request: Request) -> Waiter:
-    """Return a waiter that closes the connection on an error: an acks=0 producer notices nothing else."""
-
-    def done(error: KafkaError | None) -> None:
-        if error is not None:
-            request.connection.close()
-
-    return done
-
-
-def _append(
-    node: Services,
-    pending: PendingProduce,
-    answer: Waiter | None,
-    response: ProducePartitionResponse,
-    topic: str,
-    records: memoryview | None,
-    acks: int,
-    now_ms: int,
-) -> bool:
-    """Append to this node's log; return whether the response waits, for `answer` if given, else for `pending`."""
-    partition = node.host.require_leader(topic, response.partition, is_answer=False)
-    if records is None or not len(records):
-        raise KafkaError(ErrorCode.invalid_record, "no records")
-    version = pending.request.api_version
-    if version < ZSTD_FROM_VERSION and len(records) >= 61 and read_batch_header(records).codec == ZSTD:
-        raise KafkaError(ErrorCode.unsupported_compression_type, f"zstd needs Produce {ZSTD_FROM_VERSION}")
-    if partition.is_internal:
-        raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is written by the cluster only")
-    if partition.trace is not None:
-        # Set before the append, which may raise the watermark.
-        partition.trace.acks = acks
-    try:
-        if acks == -1:
-            partition.check_enough_replicas()
-        appended = partition.append(records, now_ms)
-    except KafkaError as error:
-        partition.refused(records, error, now_ms)
-        raise
-    response.base_offset = appended.base_offset
-    response.log_append_time_ms = appended.log_append_time_ms
-    response.log_start_offset = partition.log_start_offset
-    end_offset = appended.last_offset + 1
-    trace = partition.trace
-    if trace is not None:
-        trace.appended(pending.request.client_id, appended.base_offset, appended.last_offset, len(records), acks)
-    is_waiting = (acks == -1 and not partition.is_committed(end_offset)) or (
-        acks == 1 and not partition.is_written(end_offset)
-    )
-    if is_waiting:
-        waiter = pending.wait_for(response) if answer is None else answer
-        if trace is not None:
-            waiter = _traced(pending, trace, waiter, appended, acks)
-        if acks == 1:
-            partition.when_written(end_offset, waiter)
-        else:
-            partition.when_committed(end_offset, waiter)
-    elif trace is not None and acks != 0:
-        pending.trace_acknowledged(trace, appended, acks)
-    return is_waiting
-
-
-def _traced(pending: PendingProduce, trace: PartitionTrace, answer: Waiter, appended: Appended, acks: int) -> Waiter:
-    """Return a waiter that traces the outcome of an append whose response must wait."""
-    client_id = pending.request.client_id
-
-    def done(error: KafkaError | None) -> None:
-        if error is not None:
-            trace.rejected(client_id, error_name(error.code), error.message)
-        elif not pending.is_over:
-            pending.trace_acknowledged(trace, appended, acks)
-        answer(error)
-
-    return done
+def _topic_name(node: Services, topic_id: UUID | None) -> str | None:
+    return None if topic_id is None else node.metadata.image.names_by_id.get(topic_id)
 
 
 class PendingProduce:
     """A produce request whose batches do not all have an outcome yet. Answered once; late calls do nothing."""
 
-    __slots__ = ("_endpoints", "_is_started", "_node", "_waiting", "forwarded", "reply", "request", "topics")
+    __slots__ = (
+        "_endpoints",
+        "_forwarded",
+        "_is_started",
+        "_node",
+        "_produce",
+        "_reply",
+        "_request",
+        "_waiting",
+        "topics",
+    )
 
-    def __init__(self, node: Services, request: Request, reply: Reply) -> None:
-        self._node = node
-        self.request = request
-        self.reply = reply
+    def __init__(self, node: Services, request: Request, reply: Reply, produce: ProduceRequest) -> None:
         self.topics: list[TopicResponses] = []
+        self._node = node
+        self._request = request
+        self._reply = reply
+        self._produce = produce
         self._waiting: list[ProducePartitionResponse] = []
         self._endpoints: dict[int, NodeEndpoint] | None = None
         self._is_started = False
-        self.forwarded: ForwardedRequest | None = None
+        self._forwarded: ForwardedRequest | None = None
         """Set once a batch of this request is forwarded."""
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def append_or_forward(
+        self, response: ProducePartitionResponse, name: str, records: memoryview | None, now_ms: int
+    ) -> None:
+        """Append locally, unless another node leads or earlier batches of this connection are still being forwarded."""
+        connection = self._request.connection
+        node, forwarding = self._node, self._node.forwarding
+        if forwarding.has_lanes(connection):
+            topic = node.metadata.image.topics.get(name)
+            if topic is not None and forwarding.is_busy(connection, topic.id, response.partition):
+                self._forward(response, topic, records)
+                return
+        try:
+            self._append(response, name, records, now_ms)
+            return
+        except KafkaError as error:
+            topic = node.metadata.image.topics.get(name)
+            if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
+                raise
+            hosted = node.host.partitions.get((name, response.partition))
+            if not forwarding.can_forward(connection, topic, response.partition, self._produce.acks):
+                if hosted is not None:
+                    # This node may lead again: its lease may be renewed, or a handover may be cancelled.
+                    hosted.refused(records, error, now_ms)
+                raise
+            if hosted is not None:
+                hosted.check_forwardable(records, now_ms)
+        self._forward(response, topic, records)
+
+    def _append(
+        self,
+        response: ProducePartitionResponse,
+        topic: str,
+        records: memoryview | None,
+        now_ms: int,
+        answer: Waiter | None = None,
+    ) -> bool:
+        """Append to this node's log; return whether the response waits. `answer` replaces this request's own waiter."""
+        acks = self._produce.acks
+        partition = self._node.host.require_leader(topic, response.partition, is_answer=False)
+        if records is None or not len(records):
+            raise KafkaError(ErrorCode.invalid_record, "no records")
+        version = self._request.api_version
+        if version < ZSTD_FROM_VERSION and len(records) >= 61 and read_batch_header(records).codec == ZSTD:
+            raise KafkaError(ErrorCode.unsupported_compression_type, f"zstd needs Produce {ZSTD_FROM_VERSION}")
+        if partition.is_internal:
+            raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is written by the cluster only")
+        if partition.trace is not None:
+            # Set before the append, which may raise the watermark.
+            partition.trace.acks = acks
+        try:
+            if acks == -1:
+                partition.check_enough_replicas()
+            appended = partition.append(records, now_ms)
+        except KafkaError as error:
+            partition.refused(records, error, now_ms)
+            raise
+        response.base_offset = appended.base_offset
+        response.log_append_time_ms = appended.log_append_time_ms
+        response.log_start_offset = partition.log_start_offset
+        end_offset = appended.last_offset + 1
+        trace = partition.trace
+        if trace is not None:
+            trace.appended(self._request.client_id, appended.base_offset, appended.last_offset, len(records), acks)
+        is_waiting = (acks == -1 and not partition.is_committed(end_offset)) or (
+            acks == 1 and not partition.is_written(end_offset)
+        )
+        if is_waiting:
+            waiter = self._wait_for(response) if answer is None else answer
+            if trace is not None:
+                waiter = self._traced(trace, waiter, appended)
+            if acks == 1:
+                partition.when_written(end_offset, waiter)
+            else:
+                partition.when_committed(end_offset, waiter)
+        elif trace is not None and acks != 0:
+            self._trace_acknowledged(trace, appended)
+        return is_waiting
+
+    def _forward(self, response: ProducePartitionResponse, topic: TopicImage, records: memoryview | None) -> None:
+        """Forward to the leader after the earlier batches, or append locally if this node leads by then."""
+        node, request, name = self._node, self._request, topic.name
+        acks = self._produce.acks
+        done = self._wait_for(response) if acks != 0 else self._close_on_error
+
+        def answer(error: KafkaError | None) -> None:
+            if error is not None and error.code is ErrorCode.not_leader_or_follower:
+                self.name_leader(response, name)
+            done(error)
+
+        def outcome(error: KafkaError | None) -> None:
+            if error is not None:
+                self.trace_rejected(name, response.partition, error)
+            answer(error)
+
+        def append_here(records: memoryview) -> None:
+            if not self._append(response, name, records, node.runtime.env.wall_ms(), answer):
+                answer(None)
+
+        if name in node.runtime.traces.topics:
+            to, size_bytes = topic.partitions[response.partition].leader, len(records or b"")
+            PartitionTrace(node.runtime.traces, name, response.partition).forwarded(request.client_id, to, size_bytes)
+        if self._forwarded is None:
+            self._forwarded = ForwardedRequest(request.connection, acks, self._produce.timeout_ms)
+        batch = memoryview(b"") if records is None else records
+        node.forwarding.forward(ForwardedBatch(self._forwarded, topic, response, batch, append_here, outcome))
+
+    def _close_on_error(self, error: KafkaError | None) -> None:
+        """Close the connection on an error: an acks=0 producer notices nothing else."""
+        if error is not None:
+            self._request.connection.close()
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        return self.reply.done
+        return self._reply.done
 
     def fail(self, response: ProducePartitionResponse, error: KafkaError) -> None:
-        self.reply.failed = True
+        self._reply.failed = True
         response.error_code = error.code
         response.error_message = error.message
         response.record_errors = error.record_errors
@@ -286,38 +262,28 @@ class PendingProduce:
         response.log_append_time_ms = -1
         response.log_start_offset = -1
 
-    def trace_rejected(self, topic: str | None, partition: int, error: KafkaError) -> None:
-        traces = self._node.runtime.traces
-        if topic is not None and topic in traces.topics:
-            trace = PartitionTrace(traces, topic, partition)
-            trace.rejected(self.request.client_id, error_name(error.code), error.message)
-
-    def trace_acknowledged(self, trace: PartitionTrace, appended: Appended, acks: int) -> None:
-        elapsed_s = self._node.runtime.loop.time() - self.request.started_s
-        trace.acknowledged(self.request.client_id, appended.base_offset, appended.last_offset, acks, elapsed_s)
-
     def name_leader(self, response: ProducePartitionResponse, topic: str) -> None:
         """Add the current leader and its address to the response (KIP-951)."""
         leader = self._node.host.other_leader(topic, response.partition)
         if leader is not None:
-            response.current_leader, member = leader
+            response.current_leader, broker = leader
             if self._endpoints is None:
                 self._endpoints = {}
-            self._endpoints[member.id] = NodeEndpoint(member.id, member.host, member.port, member.rack)
+            self._endpoints[broker.id] = NodeEndpoint(broker.id, broker.host, broker.port, broker.rack)
 
     def started(self) -> bool:
         """Finish the appends: answer now if no partition waits, and return whether one does."""
         self._is_started = True
         if not self._waiting:
             self._answer()
-        return not self.reply.done
+        return not self._reply.done
 
-    def wait_for(self, response: ProducePartitionResponse) -> Waiter:
+    def _wait_for(self, response: ProducePartitionResponse) -> Waiter:
         """Delay the response until the returned function is called."""
         self._waiting.append(response)
 
         def done(error: KafkaError | None) -> None:
-            if self.reply.done:
+            if self._reply.done:
                 return
             self._waiting = [other for other in self._waiting if other is not response]
             if error is not None:
@@ -333,7 +299,7 @@ class PendingProduce:
             self.fail(response, timed_out)
         waiting = {id(response) for response in self._waiting}
         for name, topic_id, responses in self.topics if self._node.runtime.traces.topics else ():
-            topic = name if topic_id is None else self._node.metadata.image.names_by_id.get(topic_id)
+            topic = name if name is not None else _topic_name(self._node, topic_id)
             for response in responses:
                 if id(response) in waiting:
                     self.trace_rejected(topic, response.partition, timed_out)
@@ -341,7 +307,32 @@ class PendingProduce:
 
     def _answer(self) -> None:
         endpoints = () if self._endpoints is None else tuple(self._endpoints.values())
-        self.reply.send((write_produce_response(self.request.api_version, self.topics, node_endpoints=endpoints),))
+        self._reply.send((write_produce_response(self._request.api_version, self.topics, node_endpoints=endpoints),))
+
+    # -- traces --------------------------------------------------------------------------------------------------------
+
+    def trace_rejected(self, topic: str | None, partition: int, error: KafkaError) -> None:
+        traces = self._node.runtime.traces
+        if topic is not None and topic in traces.topics:
+            trace = PartitionTrace(traces, topic, partition)
+            trace.rejected(self._request.client_id, error_name(error.code), error.message)
+
+    def _trace_acknowledged(self, trace: PartitionTrace, appended: Appended) -> None:
+        request, acks = self._request, self._produce.acks
+        elapsed_s = self._node.runtime.loop.time() - request.started_s
+        trace.acknowledged(request.client_id, appended.base_offset, appended.last_offset, acks, elapsed_s)
+
+    def _traced(self, trace: PartitionTrace, answer: Waiter, appended: Appended) -> Waiter:
+        """Return a waiter that traces the outcome of an append whose response must wait."""
+
+        def done(error: KafkaError | None) -> None:
+            if error is not None:
+                trace.rejected(self._request.client_id, error_name(error.code), error.message)
+            elif not self._reply.done:
+                self._trace_acknowledged(trace, appended)
+            answer(error)
+
+        return done
 
 
 API = Api(ApiKey.PRODUCE, (0, 13), readable_from=3)

@@ -14,11 +14,13 @@ ones. If a leader does so to batches in flight, because its lease expired for a 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from uuid import UUID
 
+from chronik.client.connection import Connection as PeerConnection
+from chronik.client.errors import ClientError
 from chronik.metadata.image import NO_LEADER, TopicImage
 from chronik.node.forwarding.lanes import ForwardedBatch, Lane
-from chronik.node.forwarding.leader_pipeline import LeaderPipeline
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
 from chronik.node.replicas.partition_host import PartitionHost
@@ -26,10 +28,22 @@ from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.deadlines import Deadlines
 from chronik.storage.refusals import TEMPORARY_ERRORS
-from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.produce import ProducePartitionResponse
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+from chronik.wire.produce import (
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceTopic,
+    produce_request_buffers,
+    read_produce_response,
+)
 
 RETRY_S = 0.02
+PURPOSE = "produce"
+VERSION = 13
+CONNECT_TIMEOUT_S = 2.0
+ACKS_FOR_NONE = 1
+"""Used for acks=0: without a response, the leader could not report that it does not lead."""
 UNANSWERED_TIMEOUT_MS = 5_000
 """The minimum time for retries of an acks=0 batch, whatever timeout its request has."""
 
@@ -69,8 +83,6 @@ class Forwarding:
         self._pipelines: dict[int, LeaderPipeline] = {}
         self._due: list[ForwardedBatch] = []
         self._held: dict[Connection, None] = {}
-        self._settled = asyncio.Event()
-        self._settled.set()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -108,18 +120,10 @@ class Forwarding:
         self._hold(batch)
         self._deadlines.add(timeout_ms, batch)
         if lane.refuses(batch.header, self._loop.time()):
-            self._refuse(batch, "a batch before it failed")
+            self._refuse(batch, "an earlier batch failed")
             return
         lane.queue.append(batch)
         self._drain(lane)
-
-    async def settled(self, timeout_s: float) -> None:
-        """Wait until every batch has its outcome, acks=0 batches included, at most `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._settled.wait()
-        except TimeoutError:
-            return
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,7 @@ class Forwarding:
                 if lane.queue and lane.queue[0] is batch:
                     return
             elif leader != NO_LEADER:
-                if batch.request.acks == 0 and lane.open and (lane.taken_by != leader or lane.has_later_open(batch)):
+                if batch.request.acks == 0 and lane.open and (lane.accepted_by != leader or lane.has_later_open(batch)):
                     return
                 lane.queue.popleft()
                 lane.leader = batch.leader = leader
@@ -178,7 +182,7 @@ class Forwarding:
             if error.code not in NOT_APPENDED:
                 self._failed(batch, error)
             elif batch.request.acks == 0 or self._is_handing_over(batch.topic.name, batch.response.partition):
-                self._again(batch)
+                self._requeue(batch)
             else:
                 self._refuse(batch, error.message)
             return
@@ -193,31 +197,31 @@ class Forwarding:
         lane.is_scheduled = False
         self._drain(lane)
 
-    def _again(self, batch: ForwardedBatch) -> None:
+    def _requeue(self, batch: ForwardedBatch) -> None:
         """Put a batch that was certainly not appended back into the queue, at its place, for a retry."""
         lane = batch.lane
-        if batch.number < lane.taken:
+        if batch.number < lane.accepted:
             self._overtaken(batch)
             return
         lane.open.pop(batch, None)
-        lane.taken_by = NO_LEADER
+        lane.accepted_by = NO_LEADER
         batch.is_sent = False
         at = next((at for at, other in enumerate(lane.queue) if other.number > batch.number), len(lane.queue))
         lane.queue.insert(at, batch)
         self._drain_later(lane)
 
-    def _taken(self, batch: ForwardedBatch) -> None:
+    def _accepted(self, batch: ForwardedBatch) -> None:
         """A leader has appended or rejected the batch: no earlier batch of the lane may be appended any more."""
         lane = batch.lane
-        lane.taken_by = batch.leader
-        lane.taken = max(lane.taken, batch.number)
+        lane.accepted_by = batch.leader
+        lane.accepted = max(lane.accepted, batch.number)
         while lane.queue and lane.queue[0].number < batch.number:
             self._overtaken(lane.queue[0])
 
     def _overtaken(self, batch: ForwardedBatch) -> None:
         """Fail a batch after a later one was appended. With acks=0 it is lost, and the error closes the connection."""
         self._metrics.rejected(batch.topic.name, batch.response.partition)
-        self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, "the leader took a later batch"))
+        self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, "the leader accepted a later batch"))
 
     # -- sends and responses -------------------------------------------------------------------------------------------
 
@@ -244,12 +248,12 @@ class Forwarding:
             return
         if answer.error_code in NOT_APPENDED:
             if batch.request.acks == 0:
-                self._again(batch)
+                self._requeue(batch)
             else:
-                self._refuse(batch, f"node {batch.leader} does not lead any more")
+                self._refuse(batch, f"node {batch.leader} no longer leads the partition")
             return
         response = batch.response
-        self._taken(batch)
+        self._accepted(batch)
         if answer.error_code:
             self._failed(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or ""))
             return
@@ -263,7 +267,7 @@ class Forwarding:
         if batch.is_over:
             return
         if batch.request.acks == 0:
-            self._again(batch)
+            self._requeue(batch)
         else:
             self._refuse(batch, reason)
 
@@ -271,7 +275,7 @@ class Forwarding:
         """The batch was sent but not answered: it may or may not be appended."""
         if not batch.is_over:
             self._break(batch)
-            self._finish(batch, KafkaError(ErrorCode.request_timed_out, f"not known whether it was appended: {reason}"))
+            self._finish(batch, KafkaError(ErrorCode.request_timed_out, f"the outcome is unknown: {reason}"))
 
     def _timed_out(self, batch: ForwardedBatch) -> None:
         if batch.is_sent:
@@ -302,7 +306,7 @@ class Forwarding:
         for other in [*lane.open, *lane.queue]:
             if other.number > batch.number and not other.is_sent and not other.is_over:
                 self._metrics.rejected(other.topic.name, other.response.partition)
-                self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "a batch before it failed"))
+                self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "an earlier batch failed"))
 
     def _finish(self, batch: ForwardedBatch, error: KafkaError | None) -> None:
         waiter = batch.waiter
@@ -319,8 +323,6 @@ class Forwarding:
             lane.queue.remove(batch)
         self.in_flight_bytes -= len(batch.records)
         batch.records = memoryview(b"")
-        if self.in_flight_bytes == 0:
-            self._settled.set()
         self._release()
         if lane.queue:
             self._schedule_drain(lane)
@@ -340,7 +342,6 @@ class Forwarding:
     def _hold(self, batch: ForwardedBatch) -> None:
         """Add the batch to the bytes in flight; above the bound, pause its connection until other batches finish."""
         self.in_flight_bytes += len(batch.records)
-        self._settled.clear()
         connection = batch.request.connection
         if self.in_flight_bytes > self._bytes_max and connection not in self._held:
             self._held[connection] = None
@@ -351,3 +352,88 @@ class Forwarding:
             connection = next(iter(self._held))
             del self._held[connection]
             self._loop.call_soon(connection.release)
+
+
+class LeaderPipeline:
+    """The connection that forwards batches to one leader, with one response per request.
+
+    Invariant: batches are sent in the order in which they were passed to `send`. Owned by the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, peers: Peers, forwarding: Forwarding, leader: int) -> None:
+        self._loop = loop
+        self._peers = peers
+        self._forwarding = forwarding
+        self._leader = leader
+        self._unsent: deque[list[ForwardedBatch]] = deque()
+        self._connecting: asyncio.Task[None] | None = None
+
+    def send(self, batches: list[ForwardedBatch]) -> None:
+        """Send these batches in one request."""
+        connection = self._peers.open_connection(self._leader, PURPOSE)
+        if connection is not None and self._connecting is None:
+            self._write(connection, batches)
+            return
+        self._unsent.append(batches)
+        if self._connecting is None:
+            self._connecting = self._loop.create_task(self._connect(), name=f"forward-{self._leader}")
+
+    async def _connect(self) -> None:
+        reason = ""
+        connection: PeerConnection | None = None
+        try:
+            connection = await self._peers.connection(self._leader, PURPOSE, CONNECT_TIMEOUT_S)
+        except ClientError as error:
+            reason = str(error)
+        self._connecting = None
+        unsent, self._unsent = self._unsent, deque()
+        for batches in unsent:
+            if connection is not None:
+                self._write(connection, batches)
+                continue
+            for batch in batches:
+                self._forwarding.not_sent(batch, reason)
+
+    def _write(self, connection: PeerConnection, batches: list[ForwardedBatch]) -> None:
+        sent = [batch for batch in batches if not batch.is_over]
+        if not sent:
+            return
+        first = sent[0]
+        left_ms = max(1, int((first.deadline_s - self._loop.time()) * 1000))
+        topics: list[ProduceTopic] = []
+        for batch in sent:
+            batch.is_sent = True
+            if not topics or topics[-1].topic_id != batch.topic.id:
+                topics.append(ProduceTopic(None, batch.topic.id, []))
+            topics[-1].partitions.append((batch.response.partition, batch.records))
+        request = ProduceRequest(None, first.request.acks or ACKS_FOR_NONE, left_ms, topics)
+        body = b"".join(produce_request_buffers(VERSION, request))
+        answer = connection.send(ApiKey.PRODUCE, VERSION, body)
+        answer.add_done_callback(lambda done: self._answered(sent, done))
+
+    def _answered(self, sent: list[ForwardedBatch], answer: asyncio.Future[memoryview]) -> None:
+        failure: BaseException | None
+        if answer.cancelled():
+            failure = asyncio.CancelledError("the connection to the leader was closed")
+        else:
+            failure = answer.exception()
+        if failure is None:
+            try:
+                response = read_produce_response(VERSION, answer.result())
+            except MalformedRequest as error:
+                failure = error
+        if failure is not None:
+            for batch in sent:
+                self._forwarding.in_doubt(batch, str(failure))
+            return
+        outcomes = {
+            (topic_id, partition.partition): partition
+            for _, topic_id, partitions in response.topics
+            for partition in partitions
+        }
+        for batch in sent:
+            outcome = outcomes.get((batch.topic.id, batch.response.partition))
+            if outcome is None:
+                self._forwarding.in_doubt(batch, "the leader's response does not include the batch")
+            else:
+                self._forwarding.answered(batch, outcome)

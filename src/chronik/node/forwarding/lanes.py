@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
 from chronik.metadata.image import NO_LEADER, TopicImage
-from chronik.node.replicas.partition_waits import Waiter
+from chronik.node.replicas.partition import Waiter
 from chronik.node.serving.connection import Connection
 from chronik.storage.producers import is_after
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
@@ -87,28 +88,26 @@ class ForwardedBatch:
         self._on_timeout(self)
 
 
+@dataclass(slots=True, eq=False)
 class Lane:
     """The batches of one connection for one partition.
 
     Invariant: a batch that is not over is either in `open`, routed to `leader`, or in `queue`, sorted by number.
     """
 
-    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue", "routed", "taken", "taken_by")
-
-    def __init__(self, key: tuple[UUID, int]) -> None:
-        self.key = key
-        self.leader = NO_LEADER
-        self.taken_by = NO_LEADER
-        """The node that accepted the last answered batch: it leads, and will accept the following ones too."""
-        self.taken = 0
-        """The highest number of an accepted batch. An earlier batch that was not accepted is too late."""
-        self.routed = 0
-        """The highest number of a batch that was ever routed to a leader."""
-        self.open: dict[ForwardedBatch, None] = {}
-        self.queue: deque[ForwardedBatch] = deque()
-        self.broken: BatchHeader | None = None
-        self.broken_s = 0.0
-        self.is_scheduled = False
+    key: tuple[UUID, int]
+    leader: int = NO_LEADER
+    accepted_by: int = NO_LEADER
+    """The node that accepted the last answered batch: it leads, and will accept the following ones too."""
+    accepted: int = 0
+    """The highest number of an accepted batch. An earlier batch that was not accepted is too late."""
+    routed: int = 0
+    """The highest number of a batch that was ever routed to a leader."""
+    open: dict[ForwardedBatch, None] = field(default_factory=dict)
+    queue: deque[ForwardedBatch] = field(default_factory=deque)
+    broken: BatchHeader | None = None
+    broken_s: float = 0.0
+    is_scheduled: bool = False
 
     @property
     def is_idle(self) -> bool:

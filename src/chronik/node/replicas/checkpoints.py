@@ -11,56 +11,55 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from chronik.node.environment import Environment
 from chronik.node.replicas.partition import Partition
+from chronik.node.runtime import Runtime
 from chronik.storage.folder import DataFolder, RecoveryPoint, TopicIdPartition, TopicPartition
 
 
 class Checkpoints:
     """Owned by the loop; files are written in the executor, one at a time. Concurrent callers share a write."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        folder: DataFolder,
-        partitions: Mapping[tuple[str, int], Partition],
-    ) -> None:
-        self._loop = loop
-        self._env = env
+    def __init__(self, runtime: Runtime, folder: DataFolder, partitions: Mapping[tuple[str, int], Partition]) -> None:
+        self._runtime = runtime
         self._folder = folder
         self._partitions = partitions
         self._lowered: dict[TopicPartition, int] = {}
         self._lock = asyncio.Lock()
-        self._asked = 0
+        self._calls = 0
         self._written = 0
         self._last_points: Mapping[TopicPartition, RecoveryPoint] | None = None
         self._last_watermarks: Mapping[TopicIdPartition, int] | None = None
 
     async def write(self) -> None:
         """Write both files; when this returns, they are at least as new as the call."""
-        self._asked += 1
-        asked = self._asked
+        self._calls += 1
+        call = self._calls
         async with self._lock:
-            if self._written >= asked:
+            if self._written >= call:
                 return
-            asked = self._asked
+            call = self._calls
             points = self._points()
             watermarks = watermarks_of(self._partitions.values())
             if points != self._last_points:
-                job = self._folder.recovery_points_job(points)
-                await self._loop.run_in_executor(self._env.executor, job)
+                await self._runtime.run_blocking(self._folder.recovery_points_job(points))
                 self._last_points = points
             if watermarks != self._last_watermarks:
-                job = self._folder.high_watermarks_job(watermarks)
-                await self._loop.run_in_executor(self._env.executor, job)
+                await self._runtime.run_blocking(self._folder.high_watermarks_job(watermarks))
                 self._last_watermarks = watermarks
-            self._written = asked
+            self._written = call
 
     async def lower(self, partition: Partition, offset: int) -> None:
         """Lower the recovery point to `offset` before a truncation, which holds the log exclusively."""
         self._lowered[(partition.topic, partition.index)] = offset
         await self.write()
+
+    async def distrust_page_cache(self) -> None:
+        """Record that a sync failed: the next process must not trust what this one wrote."""
+        try:
+            await self._runtime.run_blocking(self._folder.distrust_page_cache)
+        except OSError as error:
+            log = self._runtime.log.bind(component="storage")
+            log.error("boot_record_not_written", error=str(error))
 
     def _points(self) -> dict[TopicPartition, RecoveryPoint]:
         points = recovery_points_of(self._folder, self._partitions.values())

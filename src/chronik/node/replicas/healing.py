@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Literal, TypeAlias
 
-from chronik.node.environment import Environment
-from chronik.node.replicas.damage import Damage, HowFound
-from chronik.node.replicas.partition import Partition
-from chronik.node.replicas.replica_reports import ReplicaReports
-from chronik.node.replicas.replication import Replication
-from chronik.observe.logging import Logger
-from chronik.observe.metrics import Metrics
+from chronik.node.replicas.partition import HowFound, Partition
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
 from chronik.wire.errors import ErrorCode, KafkaError
 
 DAMAGES_KEPT_MAX = 100
@@ -39,34 +36,46 @@ APPLIED_S = 10.0
 HEALS_A_DAY_MAX = 3
 DAY_S = 86_400.0
 
+DamageState: TypeAlias = Literal["waiting", "fetching", "healed"]
+
+
+@dataclass(slots=True)
+class Damage:
+    """Damage found in the log of one replica, and its outcome."""
+
+    topic: str
+    partition: int
+    offset: int
+    how: HowFound
+    reason: str
+    found_ms: int
+    state: DamageState = "waiting"
+    waits_for: str = ""
+    """Why healing does not progress now."""
+    set_aside: tuple[str, ...] = ()
+    """Folders with the damaged segments. They are removed after their retention."""
+    healed_ms: int | None = None
+    logged: set[int] = field(default_factory=set)
+    """The damaged offsets that the node has already logged."""
+
 
 class Healing:
     """Owned by the loop. Invariant: at most one partition is between its loss report and the end of its set-aside."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        data_path: str,
-        replication: Replication,
-        reports: ReplicaReports,
-        metrics: Metrics,
-        log: Logger,
-    ) -> None:
+    def __init__(self, runtime: Runtime, host: PartitionHost) -> None:
         self.damages: deque[Damage] = deque(maxlen=DAMAGES_KEPT_MAX)
         """The latest damages, oldest first."""
-        self._loop = loop
-        self._env = env
-        self._data_path = data_path
-        self._replication = replication
-        self._reports = reports
-        self._metrics = metrics
-        self._log = log.bind(component="storage")
+        self._loop = runtime.loop
+        self._wall_ms = runtime.env.wall_ms
+        self._metrics = runtime.metrics
+        self._log = runtime.log.bind(component="storage")
+        self._replication = host.replication
+        self._reports = host.reports
         self._open: dict[Partition, Damage] = {}
         self._healed_s: dict[tuple[str, int], list[float]] = {}
         self._one = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        replication.damaged = self.found
+        host.replication.damaged = self.found
 
     async def close(self) -> None:
         """Stop healing. A set-aside that has started runs to its end, because half of it leaves an unusable log."""
@@ -83,29 +92,24 @@ class Healing:
         damage = self._open.get(partition)
         is_new = damage is None or damage.state != "waiting"
         if damage is None or is_new:
-            damage = Damage(partition.topic, partition.index, offset, how, reason, self._env.wall_ms())
+            damage = Damage(partition.topic, partition.index, offset, how, reason, self._wall_ms())
             self.damages.append(damage)
             self._open[partition] = damage
             self._count()
-            self._run(self._heal(partition, damage))
+            task = self._loop.create_task(self._heal(partition, damage), name="healing")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         damage.offset = min(damage.offset, offset)
         if offset not in damage.logged and len(damage.logged) < OFFSETS_LOGGED_MAX:
             # Once for each offset: readers may retry it forever.
             damage.logged.add(offset)
             self._metrics.damages_found[how] += 1
             if how != "recovery":  # the host has logged the recovery's whole report
-                self._log.error(
-                    "log_damaged",
-                    topic=partition.topic,
-                    partition=partition.index,
-                    offset=offset,
-                    how=how,
-                    reason=reason,
-                )
+                self._log.error("log_damaged", **partition.log_fields, offset=offset, how=how, reason=reason)
 
     def index_rebuilt(self, partition: Partition, base_offset: int, reason: str) -> None:
         """Record a rebuilt index. A wrong index loses no record and needs no other replica."""
-        now_ms = self._env.wall_ms()
+        now_ms = self._wall_ms()
         damage = Damage(partition.topic, partition.index, base_offset, "scrub", reason, now_ms, "healed")
         damage.healed_ms = now_ms
         self.damages.append(damage)
@@ -113,24 +117,29 @@ class Healing:
     # -- healing one replica -------------------------------------------------------------------------------------------
 
     async def _heal(self, partition: Partition, damage: Damage) -> None:
-        where = {"topic": partition.topic, "partition": partition.index}
         try:
             while not partition.is_closed:
-                if await self._set_aside(partition, damage, where):
+                if await self._set_aside(partition, damage):
                     break
                 await asyncio.sleep(RETRY_S)
             await self._until(lambda: partition.is_closed or partition.node_id in partition.in_sync_replicas)
             if not partition.is_closed:
-                damage.state, damage.healed_ms = "healed", self._env.wall_ms()
+                damage.state, damage.healed_ms = "healed", self._wall_ms()
                 self._metrics.replicas_healed += 1
-                self._log.info("replica_healed", **where, offset=damage.offset, log_end_offset=partition.log_end_offset)
+                self._log.info(
+                    "replica_healed",
+                    **partition.log_fields,
+                    offset=damage.offset,
+                    log_end_offset=partition.log_end_offset,
+                )
         finally:
             if self._open.get(partition) is damage:
                 del self._open[partition]
                 self._count()
 
-    async def _set_aside(self, partition: Partition, damage: Damage, where: dict[str, Any]) -> bool:
+    async def _set_aside(self, partition: Partition, damage: Damage) -> bool:
         """Make one attempt; return whether the log now ends before the damage."""
+        where = partition.log_fields
         async with self._one:
             reason = self._why_not(partition)
             if not reason:
@@ -157,7 +166,7 @@ class Healing:
         self._replication.log_failed(partition)
         if reason != damage.waits_for:
             self._log.warning(
-                "damage_not_healed", **where, offset=damage.offset, reason=reason, then="it is tried again"
+                "damage_not_healed", **where, offset=damage.offset, reason=reason, then="the node retries"
             )
         damage.waits_for = reason
         return False
@@ -188,7 +197,7 @@ class Healing:
         replication.follow_again(partition)
         try:
             if _is_loss_accepted(partition):
-                return await replication.set_aside(partition, damage.offset, self._data_path)
+                return await replication.set_aside(partition, damage.offset)
             if partition.leader is not None:
                 replication.log_failed(partition)
                 await self._until(lambda: partition.leader is None, HAND_OVER_S)
@@ -196,7 +205,7 @@ class Healing:
             await self._until(lambda: partition.is_closed or _is_out(partition), APPLIED_S)
             if not _is_out(partition):
                 raise KafkaError(ErrorCode.request_timed_out, "this node did not apply in time that it lost records")
-            return await replication.set_aside(partition, damage.offset, self._data_path)
+            return await replication.set_aside(partition, damage.offset)
         finally:
             partition.damage_ended()
             replication.follow_again(partition)
@@ -211,11 +220,6 @@ class Healing:
 
     def _count(self) -> None:
         self._metrics.replicas_healing = len(self._open)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name="healing")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _is_loss_accepted(partition: Partition) -> bool:

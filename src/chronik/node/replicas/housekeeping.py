@@ -1,17 +1,15 @@
-"""Periodic work of a node: retention of logs and set-aside segments, compaction, and recovery points."""
+"""Periodic work of a node: retention, compaction, recovery points, and samples of watermark lag."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from chronik.node.config import NodeConfig
-from chronik.node.environment import Environment
-from chronik.node.replicas.damage import is_damage
-from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition import Partition, is_damage
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.observe.logging import Logger
+from chronik.node.runtime import Runtime
+from chronik.observe.watermarks import WatermarkMonitor, WatermarkPosition
 from chronik.storage.disk import StorageError
 from chronik.storage.folder import expired_set_aside
 from chronik.wire.errors import KafkaError
@@ -25,37 +23,27 @@ class Housekeeping:
     Owned by the loop: decisions and the swap of results run on the loop, file reads and writes in the executor.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        age_ms: Callable[[], int],
-        config: NodeConfig,
-        host: PartitionHost,
-        log: Logger,
-    ) -> None:
+    def __init__(self, runtime: Runtime, host: PartitionHost, age_ms: Callable[[], int]) -> None:
         """`age_ms` returns the time from which ages are computed: see `AgeClock`."""
-        self._loop = loop
-        self._env = env
-        self._age_ms = age_ms
-        self._config = config
+        self._runtime = runtime
         self._host = host
-        self._log = log.bind(component="storage")
+        self._age_ms = age_ms
+        self._log = runtime.log.bind(component="storage")
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        config = self._config
+        config, loop = self._runtime.config, self._runtime.loop
         for name, interval_ms, visit in (
             ("retention", config.retention_check_interval_ms, self._retain),
             ("compaction", config.compaction_check_interval_ms, self._compact),
         ):
             round_of = self._round(name, visit)
-            self._tasks.append(self._loop.create_task(self._every(interval_ms, round_of), name=name))
+            self._tasks.append(loop.create_task(self._every(interval_ms, round_of), name=name))
         for name, interval_ms, work in (
             ("recovery-points", config.recovery_point_interval_ms, self._host.record_recovery_points),
             ("set-aside", config.retention_check_interval_ms, self._remove_set_aside),
         ):
-            self._tasks.append(self._loop.create_task(self._every(interval_ms, work), name=name))
+            self._tasks.append(loop.create_task(self._every(interval_ms, work), name=name))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -82,11 +70,9 @@ class Housekeeping:
                     try:
                         await visit(partition)
                     except (OSError, StorageError) as error:
-                        self._log.error(
-                            f"{name}_failed", topic=partition.topic, partition=partition.index, error=repr(error)
-                        )
+                        self._log.error(f"{name}_failed", **partition.log_fields, error=repr(error))
                     except Exception:
-                        self._log.exception(f"{name}_failed", topic=partition.topic, partition=partition.index)
+                        self._log.exception(f"{name}_failed", **partition.log_fields)
                 if count % YIELD_EVERY_PARTITIONS == 0:
                     await asyncio.sleep(0)
 
@@ -98,22 +84,21 @@ class Housekeeping:
         job = partition.log.apply_retention(now_ms, partition.high_watermark)
         if job is not None:
             partition.log_start_rose()
-            await self._loop.run_in_executor(self._env.executor, job.run)
+            await self._runtime.run_blocking(job.run)
             self._log.info(
                 "segments_deleted",
-                topic=partition.topic,
-                partition=partition.index,
+                **partition.log_fields,
                 segments=job.segments,
                 size_bytes=job.size_bytes,
                 log_start_offset=partition.log_start_offset,
             )
 
     async def _remove_set_aside(self) -> None:
-        disk, data_path = self._env.disk, self._host.folder.path
-        now_ms, retention_ms = self._age_ms(), self._config.set_aside_retention_ms
+        disk, data_path = self._runtime.env.disk, self._host.folder.path
+        now_ms, retention_ms = self._age_ms(), self._runtime.config.set_aside_retention_ms
         find = partial(expired_set_aside, disk, data_path, now_ms, retention_ms)
-        for folder in await self._loop.run_in_executor(self._env.executor, find):
-            await self._loop.run_in_executor(self._env.executor, disk.rmtree, folder)
+        for folder in await self._runtime.run_blocking(find):
+            await self._runtime.run_blocking(partial(disk.rmtree, folder))
             self._log.info("set_aside_removed", folder=folder)
 
     async def _compact(self, partition: Partition) -> None:
@@ -122,7 +107,7 @@ class Housekeeping:
         if job is None:
             return
         try:
-            await self._loop.run_in_executor(self._env.executor, job.run)
+            await self._runtime.run_blocking(job.run)
         except (KafkaError, FileNotFoundError) as error:
             if not is_damage(error):
                 raise
@@ -131,12 +116,42 @@ class Housekeeping:
         finally:
             if not partition.is_closed:
                 deletion = log.finish_compaction(job)
-                await self._loop.run_in_executor(self._env.executor, deletion.run)
+                await self._runtime.run_blocking(deletion.run)
         self._log.info(
             "log_compacted",
-            topic=partition.topic,
-            partition=partition.index,
+            **partition.log_fields,
             removed_records=job.removed_records,
             removed_bytes=job.removed_bytes,
             compacted_upto=job.cleaned_upto,
         )
+
+
+class WatermarkWatch:
+    """Samples the watermarks of the partitions that this node leads, at the interval of `observe.watermarks`.
+
+    Owned by the loop. Call `start` once the logs are open, and `stop` before they are closed.
+    """
+
+    def __init__(self, runtime: Runtime, partitions: Mapping[tuple[str, int], Partition]) -> None:
+        self.monitor = WatermarkMonitor()
+        self._loop = runtime.loop
+        self._partitions = partitions
+        self._log = runtime.log.bind(component="replication")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._timer = self._loop.call_later(self.monitor.interval_s, self._sample)
+
+    async def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _sample(self) -> None:
+        positions = [
+            WatermarkPosition(partition.topic, partition.index, partition.log_end_offset, partition.high_watermark)
+            for partition in self._partitions.values()
+            if partition.leader is not None and partition.log_end_offset > partition.high_watermark
+        ]
+        for lag in self.monitor.sample(positions, self._loop.time()):
+            self._log.info("watermark_lag", **lag._replace(age_s=round(lag.age_s, 3))._asdict())
+        self._timer = self._loop.call_later(self.monitor.interval_s, self._sample)

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeAlias
-from uuid import UUID
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from chronik.metadata.elections import Loss
-from chronik.metadata.image import PartitionImage, is_internal, is_traceable
-from chronik.node.environment import Environment
-from chronik.node.replicas.damage import BAD_BATCH, HowFound, found_at_recovery
-from chronik.node.replicas.partition_waits import PartitionWaits, ReplicaListener, Waiter, WaitingFetch, add, wake
-from chronik.node.replicas.producer_batches import check_producer_batch, recompressed
+from chronik.metadata.image import PartitionImage, TopicImage, is_internal, is_traceable
 from chronik.node.replicas.storage_jobs import StorageJobs
 from chronik.node.replicas.syncer import Syncer
+from chronik.node.runtime import Runtime
 from chronik.node.topic_settings import TopicSettings
-from chronik.observe.logging import Logger
-from chronik.observe.metrics import Metrics
-from chronik.observe.traces import PartitionTrace, TraceRing, Why
-from chronik.replication.divergence import EpochEnd, diverging_epoch
-from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
+from chronik.observe.traces import PartitionTrace, Why
+from chronik.replication.follower import NO_EPOCH, NO_LEADER, EpochEnd, PartitionFollower, diverging_epoch
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.disk import StorageError
+from chronik.storage.disk import Buffer, StorageError
 from chronik.storage.log import Log
 from chronik.storage.producers import AppendResult
 from chronik.storage.reading import ReadJob
 from chronik.storage.refusals import TEMPORARY_ERRORS, RefusedBatches
 from chronik.storage.syncing import SyncJob
-from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
+from chronik.wire.batch import (
+    HEADER_BYTES,
+    TRANSACTIONAL,
+    BatchHeader,
+    check_batches,
+    decode_batch,
+    encode_batch,
+    read_batch_header,
+)
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.fetch import FetchPartition, FetchPartitionResponse
+from chronik.wire.records import Record
 
 LATEST_EPOCH = -1
 DELETE_ALL = -1
+BAD_BATCH = "a batch is not what was written"
+KEY_NEEDED = "a compacted topic takes no record without a key"
+DECODED_RECORDS_MAX = 100_000
+DECODED_BYTES_PER_BYTE_MAX = 16
 
 Appended: TypeAlias = AppendResult
 """The result of a produce: the offsets of the new records, or for a duplicate batch the offsets of the first copy."""
+HowFound: TypeAlias = Literal["scrub", "recovery", "read"]
+Waiter: TypeAlias = Callable[[KafkaError | None], None]
+Waiters: TypeAlias = "deque[tuple[int, Waiter]]"
 
 
 class ReplicationContext(Protocol):
@@ -44,19 +57,15 @@ class ReplicationContext(Protocol):
 
     live: Mapping[int, int]
     """The epoch of each broker that may be in an ISR."""
-    lag_ms_max: int
 
     def now_ms(self) -> int: ...
 
     def lease_is_valid(self) -> bool: ...
 
-    def isr_is_due(self, partition: Partition) -> None:
+    def check_isr(self, partition: Partition) -> None:
         """A replica may join the ISR, or has all records it needs to take over leadership."""
 
     def role_changed(self, partition: Partition) -> None: ...
-
-    def counted(self, partition: Partition) -> None:
-        """This follower's whole log is durable."""
 
     def log_failed(self, partition: Partition) -> None:
         """The log is read-only: for now (a full disk), or until the node restarts."""
@@ -74,6 +83,85 @@ class ReplicationContext(Protocol):
         """Records at or after `offset` are corrupt or missing: the replica must be healed."""
 
 
+class WaitingFetch(Protocol):
+    """A fetch that waits for data."""
+
+    def data_arrived(self, partition: Partition, size_bytes: int) -> None: ...
+
+    def partition_gone(self) -> None: ...
+
+
+class ReplicaListener(Protocol):
+    """A follower's fetch session: it is notified of everything that the follower lacks."""
+
+    def data_appended(self, partition: Partition) -> None: ...
+
+    def watermark_rose(self, partition: Partition) -> None:
+        """The high watermark or the log start rose."""
+
+    def leader_gone(self, partition: Partition) -> None:
+        """The leader epoch in which the listener registered has ended."""
+
+
+@dataclass(slots=True, eq=False)
+class PartitionWaits:
+    """Invariant: waiters are sorted by the offset they wait for. Owned by the loop; each is called once."""
+
+    written: Waiters = field(default_factory=deque)
+    """Called when this node's log is durable up to their offset."""
+    committed: Waiters = field(default_factory=deque)
+    """Called when the high watermark reaches their offset."""
+    deleted: Waiters = field(default_factory=deque)
+    """Called when the low watermark reaches their offset."""
+    fetches: dict[WaitingFetch, None] = field(default_factory=dict)
+    listeners: dict[ReplicaListener, None] = field(default_factory=dict)
+
+    def wake_fetches(self, partition: Partition, size_bytes: int) -> None:
+        for fetch in list(self.fetches):
+            fetch.data_arrived(partition, size_bytes)
+
+    def notify_appended(self, partition: Partition) -> None:
+        for listener in list(self.listeners):
+            listener.data_appended(partition)
+
+    def notify_watermark(self, partition: Partition) -> None:
+        for listener in list(self.listeners):
+            listener.watermark_rose(partition)
+
+    def wait_for_commit(self) -> None:
+        """The log may be truncated from now on: acks=1 waiters wait for the watermark instead."""
+        while self.written:
+            add(self.committed, *self.written.popleft())
+
+    def fail(self, error: KafkaError, from_offset: int = 0) -> None:
+        """Fail all produce waiters for an offset beyond `from_offset`."""
+        for waiters in (self.written, self.committed):
+            failed = []
+            while waiters and waiters[-1][0] > from_offset:
+                failed.append(waiters.pop()[1])
+            for waiter in reversed(failed):
+                waiter(error)
+
+    def forget_deletion(self, waiter: Waiter) -> None:
+        """Remove the waiter of a request that was answered or timed out."""
+        self.deleted = deque(waiting for waiting in self.deleted if waiting[1] is not waiter)
+
+    def fail_deletions(self, error: KafkaError) -> None:
+        while self.deleted:
+            self.deleted.popleft()[1](error)
+
+    def release_fetches(self) -> None:
+        """Wake all waiting fetches, so that each checks again whether this node may serve it."""
+        fetches, self.fetches = list(self.fetches), {}
+        for fetch in fetches:
+            fetch.partition_gone()
+
+    def release_listeners(self, partition: Partition) -> None:
+        listeners, self.listeners = list(self.listeners), {}
+        for listener in listeners:
+            listener.leader_gone(partition)
+
+
 class Partition:
     """Invariant: log_start_offset <= high_watermark <= log_end_offset. While this node leads, the last two never fall.
 
@@ -83,29 +171,22 @@ class Partition:
 
     def __init__(
         self,
-        topic: str,
-        topic_id: UUID,
+        topic: TopicImage,
         index: int,
         log: Log,
         settings: TopicSettings,
-        *,
-        node_id: int,
         high_watermark: int,
-        counts_unsynced: bool,
-        replicating: ReplicationContext,
-        env: Environment,
+        runtime: Runtime,
         syncer: Syncer,
-        metrics: Metrics,
-        traces: TraceRing,
-        logger: Logger,
+        replication: ReplicationContext,
     ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
+        self.topic = topic.name
+        self.topic_id = topic.id
         self.index = index
         self.log = log
         self.settings = settings
-        self.node_id = node_id
-        self.is_internal = is_internal(topic)
+        self.node_id = runtime.node_id
+        self.is_internal = is_internal(topic.name)
         self.is_closed = False
         self.image: PartitionImage | None = None
         self.loss: Loss | None = None
@@ -124,19 +205,23 @@ class Partition:
         self.jobs = StorageJobs()
         self.is_damaged = False
         """True while the replica is being healed: it does not lead, and does not report a fetch position."""
+        self.on_durable: Callable[[Partition], None] | None = None
+        """Called whenever more of this follower's log is durable; set by the fetcher that follows its leader."""
+        self.acknowledges_unsynced = runtime.config.durability == "replicated"
+        """Whether records in the page cache are durable enough to be acknowledged."""
+        self.log_fields: Mapping[str, Any] = {"topic": topic.name, "partition": index}
+        """The fields that name this partition in log lines."""
         self._appender: PartitionLeader | None = None
         self._next_image: PartitionImage | None = None
-        self.counts_unsynced = counts_unsynced
-        self._replicating = replicating
-        self._env = env
+        self._replication = replication
+        self._runtime = runtime
         self._syncer = syncer
-        self._metrics = metrics
-        self._traces = traces
+        self._metrics = runtime.metrics
+        self._log = runtime.log.bind(component="storage", **self.log_fields)
         self.trace: PartitionTrace | None = None
         """Set only while the topic is traced, so that an untraced request pays for one check and nothing else."""
         self._set_trace()
-        self._logger = logger
-        self._waits = PartitionWaits[Partition]()
+        self._waits = PartitionWaits()
         self._refused = RefusedBatches()
         self._is_in_doubt = False
         """Whether the log may end with records that this node appended as leader and that the new leader lacks."""
@@ -145,7 +230,7 @@ class Partition:
     def _set_trace(self) -> None:
         is_traced = self.settings.is_traced and is_traceable(self.topic)
         if is_traced != (self.trace is not None):
-            self.trace = PartitionTrace(self._traces, self.topic, self.index) if is_traced else None
+            self.trace = PartitionTrace(self._runtime.traces, self.topic, self.index) if is_traced else None
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
@@ -158,9 +243,15 @@ class Partition:
         return self.log.log_end_offset
 
     @property
-    def counted_end_offset(self) -> int:
-        """The end of the durable part of this node's log: the synced end, or the log end under `counts_unsynced`."""
-        return self.log.log_end_offset if self.counts_unsynced else self.log.synced_end_offset
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record, or NO_EPOCH if the log is empty."""
+        log, end = self.log, self.log.log_end_offset
+        return log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
+
+    @property
+    def durable_end_offset(self) -> int:
+        """The end of the durable part of this node's log: the log end if it acknowledges unsynced records."""
+        return self.log.log_end_offset if self.acknowledges_unsynced else self.log.synced_end_offset
 
     def fetch_position(self) -> tuple[int, int] | None:
         """Return the next fetch offset and the epoch of the record before it, or None while this node must not fetch.
@@ -171,19 +262,28 @@ class Partition:
         end = log.log_end_offset
         if self.is_closed or self.is_damaged or self.jobs.is_exclusive or log.read_only_forever:
             return None
-        if self.counted_end_offset < end:
+        if self.durable_end_offset < end:
             return None
-        return end, log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
+        return end, self.last_epoch
 
-    def read_job(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool) -> ReadJob:
-        """Return a read to run in a thread. It begins a job of the log: the caller calls `jobs.end` after the read."""
+    def cold_read(
+        self,
+        response: FetchPartitionResponse,
+        offset: int,
+        max_bytes: int,
+        upto_offset: int,
+        *,
+        min_one_batch: bool,
+    ) -> ColdRead:
+        """Return a read for `run_cold_reads`. It begins a job of the log, which ends after the read."""
         if not self.jobs.begin():
             raise self._not_leader()
         try:
-            return self.log.read_job(offset, max_bytes, upto_offset, min_one_batch=min_one_batch)
+            job = self.log.read_job(offset, max_bytes, upto_offset, min_one_batch=min_one_batch)
         except BaseException:
             self.jobs.end()
             raise
+        return ColdRead(response, self, self.generation, max_bytes, job)
 
     @property
     def high_watermark(self) -> int:
@@ -213,14 +313,14 @@ class Partition:
     @property
     def leads(self) -> bool:
         """Whether this node may serve as leader now: the metadata names it leader, and its lease is valid."""
-        return self._appender is not None and self._replicating.lease_is_valid()
+        return self._appender is not None and self._replication.lease_is_valid()
 
     @property
     def follows(self) -> bool:
         """Whether this node may serve reads as a follower: it does not lead, and its lease is valid."""
         if self.leader is not None or self.is_closed or self.jobs.is_exclusive or self.loss is not None:
             return False
-        return self._replicating.lease_is_valid()
+        return self._replication.lease_is_valid()
 
     @property
     def visible_end_offset(self) -> int:
@@ -250,16 +350,16 @@ class Partition:
 
     # -- waiting for records -------------------------------------------------------------------------------------------
 
-    def wait_for_data(self, fetch: WaitingFetch[Partition]) -> None:
+    def wait_for_data(self, fetch: WaitingFetch) -> None:
         self._waits.fetches[fetch] = None
 
-    def stop_waiting(self, fetch: WaitingFetch[Partition]) -> None:
+    def stop_waiting(self, fetch: WaitingFetch) -> None:
         self._waits.fetches.pop(fetch, None)
 
-    def listen(self, listener: ReplicaListener[Partition]) -> None:
+    def listen(self, listener: ReplicaListener) -> None:
         self._waits.listeners[listener] = None
 
-    def stop_listening(self, listener: ReplicaListener[Partition]) -> None:
+    def stop_listening(self, listener: ReplicaListener) -> None:
         self._waits.listeners.pop(listener, None)
 
     # -- request checks ------------------------------------------------------------------------------------------------
@@ -284,7 +384,7 @@ class Partition:
         if error.code in TEMPORARY_ERRORS and len(records) >= HEADER_BYTES:
             self._refused.note(read_batch_header(records), error.code, self.log.producers, now_ms)
 
-    def check_passing_on(self, records: memoryview, now_ms: int) -> None:
+    def check_forwardable(self, records: memoryview, now_ms: int) -> None:
         """Raise if the leader may lack earlier batches that this batch's producer sent here while this node led."""
         if len(records) < HEADER_BYTES or not (self._refused or self._is_in_doubt):
             return
@@ -321,9 +421,9 @@ class Partition:
             repeated = self.log.producers.check(header)
             if repeated is not None:
                 return repeated
-        wanted_codec = settings.broker_codec
-        if wanted_codec is not None and wanted_codec != header.codec:
-            records = recompressed(settings, records, start, header, wanted_codec)
+        topic_codec = settings.broker_codec
+        if topic_codec is not None and topic_codec != header.codec:
+            records = recompressed(settings, records, start, header, topic_codec)
             batches = check_batches(records, settings.max_message_bytes)
         result = self._write(records, batches, leader.leader_epoch, now_ms)
         self._metrics.records_in += header.record_count
@@ -348,35 +448,35 @@ class Partition:
             return self.log.append(records, batches, leader_epoch, now_ms)
         except StorageError:
             # Usually a full disk: another replica may have space.
-            self._replicating.log_failed(self)
+            self._replication.log_failed(self)
             raise
 
     def append_fetched(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
         """Append batches fetched from the leader, unchanged."""
         self.log.append_as_follower(records, batches, now_ms)
-        if self.counts_unsynced:
-            self._counted_as_follower()
+        if self.acknowledges_unsynced:
+            self._on_durable_as_follower()
         else:
             self._syncer.request(self)
 
     def _appended(self, size_bytes: int) -> None:
-        if self.counts_unsynced:
-            self._counted(self.log.log_end_offset, size_bytes, "append")
+        if self.acknowledges_unsynced:
+            self._on_durable(self.log.log_end_offset, size_bytes, "append")
         else:
             self._syncer.request(self)
             if self.settings.visible_when_appended:
                 self._waits.wake_fetches(self, size_bytes)
         if self._waits.listeners:
-            self._waits.tell_appended(self)
+            self._waits.notify_appended(self)
 
-    def _counted(self, end_offset: int, size_bytes: int, why: Why) -> None:
+    def _on_durable(self, end_offset: int, size_bytes: int, why: Why) -> None:
         """This node's log is durable up to `end_offset`."""
         leader = self.leader
         if leader is None:
-            self._counted_as_follower()
+            self._on_durable_as_follower()
             return
         before = leader.high_watermark
-        rose = leader.counted(end_offset)
+        rose = leader.acknowledge_durable(end_offset)
         waits = self._waits
         if waits.written:
             wake(waits.written, end_offset)
@@ -385,13 +485,14 @@ class Partition:
         elif self.settings.visible_when_appended:
             waits.wake_fetches(self, size_bytes)
 
-    def _counted_as_follower(self) -> None:
+    def _on_durable_as_follower(self) -> None:
         role = self.role
         if isinstance(role, PartitionFollower):
             before = role.high_watermark
-            if role.counted(self.counted_end_offset):
+            if role.acknowledge_durable(self.durable_end_offset):
                 self._watermark_rose(before, self._bytes_since(before), "leader")
-            self._replicating.counted(self)
+            if self.on_durable is not None:
+                self.on_durable(self)
 
     def _watermark_rose(self, before: int, size_bytes: int, why: Why) -> None:
         self._metrics.watermark_updates += 1
@@ -403,7 +504,7 @@ class Partition:
         if waits.fetches:
             waits.wake_fetches(self, size_bytes)
         if waits.listeners:
-            waits.tell_watermark(self)
+            waits.notify_watermark(self)
 
     def _bytes_since(self, watermark: int) -> int:
         return self.log.bytes_between(watermark, self.role.high_watermark) if self._waits.fetches else 0
@@ -422,30 +523,32 @@ class Partition:
     def synced(self, job: SyncJob) -> None:
         self.log.synced(job)
         self.jobs.end()
-        if self.is_closed or self.counts_unsynced:
+        if self.is_closed or self.acknowledges_unsynced:
             return
         before = self.role.high_watermark
         end = self.log.synced_end_offset
-        self._counted(end, self.log.bytes_between(before, end) if self._waits.fetches else 0, "sync")
+        self._on_durable(end, self.log.bytes_between(before, end) if self._waits.fetches else 0, "sync")
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
         self.log.sync_failed(job)
         self.jobs.end()
-        self._logger.error("sync_failed", topic=self.topic, partition=self.index, error=repr(error))
+        self._log.error("sync_failed", error=repr(error))
         self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
-        self._replicating.sync_failed(self)
+        self._replication.sync_failed(self)
 
     def stalled(self) -> None:
         """A sync hangs: fail the waiting requests with an unknown outcome, and hand leadership to another replica."""
-        if self.is_closed or self.counts_unsynced:
+        if self.is_closed or self.acknowledges_unsynced:
             return
         self.log.stall()
-        self.doubt_outcomes()
-        self._replicating.log_failed(self)
+        self.fail_with_unknown_outcome()
+        self._replication.log_failed(self)
 
-    def doubt_outcomes(self) -> None:
+    def fail_with_unknown_outcome(self) -> None:
         """Fail produce waiters with REQUEST_TIMED_OUT: the outcome is unknown here, but the next leader may know it."""
-        self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
+        self._waits.fail(
+            KafkaError(ErrorCode.request_timed_out, "the disk does not respond; the records may have been written")
+        )
 
     def resumed(self) -> None:
         self.log.resume()
@@ -455,14 +558,14 @@ class Partition:
 
         If no other replica can lead, readers get the data as it is, and clients that check CRCs notice the damage.
         """
-        self._replicating.damaged(self, offset, how, reason)
+        self._replication.damaged(self, offset, how, reason)
         others = () if self.leader is None else self.leader.in_sync_replicas
-        return self.leader is None or any(x != self.node_id and x in self._replicating.live for x in others)
+        return self.leader is None or any(x != self.node_id and x in self._replication.live for x in others)
 
     # -- produce waiters -----------------------------------------------------------------------------------------------
 
     def is_written(self, end_offset: int) -> bool:
-        return self.counts_unsynced or self.log.synced_end_offset >= end_offset
+        return self.acknowledges_unsynced or self.log.synced_end_offset >= end_offset
 
     def when_written(self, end_offset: int, waiter: Waiter) -> None:
         """Call `waiter` when this node's log is durable up to `end_offset` (acks=1), at once if it already is."""
@@ -506,21 +609,14 @@ class Partition:
         await self.raise_log_start(offset)
         if self.leader is not leader:
             raise self._not_leader()
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def waiter(error: KafkaError | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(leader.low_watermark)
-            else:
-                done.set_exception(error)
-
+        deleted: asyncio.Future[None] = self._runtime.loop.create_future()
+        waiter = partial(resolve, deleted)
         add(self._waits.deleted, offset, waiter)
         self._check_deleted()
         try:
             async with asyncio.timeout(wait_s):
-                return await done
+                await deleted
+            return leader.low_watermark
         finally:
             self._waits.forget_deletion(waiter)
 
@@ -534,7 +630,7 @@ class Partition:
             async with self._deleting:
                 start = self.log.log_start_offset
                 try:
-                    await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
+                    await self._runtime.run_blocking(job.run)
                 except OSError as error:
                     raise KafkaError(ErrorCode.kafka_storage_error, f"the log start is not durable: {error}") from error
             self.durable_log_start = max(self.durable_log_start, start)
@@ -542,7 +638,7 @@ class Partition:
     def log_start_rose(self) -> None:
         """Notify the followers, which then raise their own log start."""
         if self._waits.listeners:
-            self._waits.tell_watermark(self)
+            self._waits.notify_watermark(self)
 
     def _check_deleted(self) -> None:
         """Wake DeleteRecords waiters if the low watermark rose."""
@@ -553,23 +649,23 @@ class Partition:
 
     # -- replicas ------------------------------------------------------------------------------------------------------
 
-    def replica_fetched(
-        self, replica_id: int, broker_epoch: int, leader_epoch: int, offset: int, last_epoch: int, log_start: int
-    ) -> EpochEnd | None:
-        """Record a follower's fetch from `offset`, which proves that its log is durable up to there.
+    def replica_fetched(self, replica_id: int, broker_epoch: int, fetch: FetchPartition) -> EpochEnd | None:
+        """Record a follower's fetch, which proves that its log is durable up to the fetch offset.
 
         If its log diverges from this one, return the diverging epoch. Raise if the follower must not fetch here.
         """
         leader = self.leader
         if leader is None or self.is_closed:
             raise self._not_leader()
-        if leader_epoch != leader.leader_epoch:
-            self.check_leader_epoch(leader_epoch if leader_epoch >= 0 else leader.leader_epoch + 1)
+        if fetch.current_leader_epoch != leader.leader_epoch:
+            # A replica must name the epoch.
+            is_named = fetch.current_leader_epoch >= 0
+            self.check_leader_epoch(fetch.current_leader_epoch if is_named else leader.leader_epoch + 1)
         if replica_id not in leader.replicas:
             raise KafkaError(ErrorCode.not_leader_or_follower, f"node {replica_id} has no replica of {self.topic}")
         if leader.is_stale(replica_id, broker_epoch):
             raise KafkaError(ErrorCode.stale_broker_epoch, f"node {replica_id} has a newer process")
-        log = self.log
+        log, offset, last_epoch = self.log, fetch.fetch_offset, fetch.last_fetched_epoch
         end_offset = log.log_end_offset
         if offset < log.log_start_offset or (offset > end_offset and last_epoch < 0):
             raise KafkaError(
@@ -578,28 +674,28 @@ class Partition:
         if last_epoch >= 0:
             left = EpochEnd(*log.end_offset_for_epoch(last_epoch))
             if left.epoch < 0:
-                raise KafkaError(ErrorCode.unknown_leader_epoch, f"a record of epoch {last_epoch} comes before it")
+                raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {last_epoch} is not in this log")
             diverging = diverging_epoch(left, last_epoch, offset)
             if diverging is not None:
                 return diverging
-        replicating = self._replicating
+        replication = self._replication
         before = leader.high_watermark
         if leader.replica_fetched(
-            replica_id, broker_epoch, offset, end_offset, replicating.now_ms(), replicating.live, log_start
+            replica_id, broker_epoch, offset, end_offset, replication.now_ms(), replication.live, fetch.log_start_offset
         ):
             self._watermark_rose(before, self._bytes_since(before), "replica-fetch")
         self._check_deleted()
-        if replica_id == self.hands_over_to or leader.may_join(replica_id, replicating.live):
-            replicating.isr_is_due(self)
+        if replica_id == self.hands_over_to or leader.may_join(replica_id, replication.live):
+            replication.check_isr(self)
         return None
 
-    def told_watermark(self, leaders_watermark: int) -> None:
+    def leader_watermark_received(self, leaders_watermark: int) -> None:
         """Take the leader's watermark from a response that continues this node's log."""
         self._is_in_doubt = False
         role = self.role
         if isinstance(role, PartitionFollower):
             before = role.high_watermark
-            if role.told(leaders_watermark, self.counted_end_offset):
+            if role.leader_watermark_received(leaders_watermark, self.durable_end_offset):
                 self._watermark_rose(before, self._bytes_since(before), "leader")
 
     def refuse_to_follow(self, offset: int) -> None:
@@ -611,14 +707,14 @@ class Partition:
         if not isinstance(role, PartitionFollower):
             return
         lack = f"node {role.leader_id} lacks records from {offset} on that were committed, up to {role.high_watermark}"
-        self._replicating.leader_lacks(self, lack)
+        self._replication.leader_lacks(self, lack)
         if self.refusal:
             return
         self.refusal = (
             f"{lack}; if it keeps leading, stop it and run `chronik topic recover {self.topic} --partition "
             f"{self.index} --from {self.node_id} --accept-loss` to keep them"
         )
-        self._logger.error("follower_refuses_truncation", topic=self.topic, partition=self.index, reason=self.refusal)
+        self._log.error("follower_refuses_truncation", reason=self.refusal)
 
     def watermark_checked(self, before: int) -> None:
         """Notify waiters if a call to the leader state machine has raised the watermark above `before`."""
@@ -648,21 +744,22 @@ class Partition:
         elif not is_same_role:
             self._follow(image)
             if image.leader == self.node_id:
-                self._replicating.cannot_lead(self)
+                self._replication.cannot_lead(self)
         elif self.leader is not None:
             if known is not None and not set(known.replicas) <= set(image.replicas):
                 # A removed replica's position is void. If the replica is added again, it must fetch again.
-                self._waits.let_listeners_go(self)
+                self._waits.release_listeners(self)
             self._appender = self.leader
             self.hands_over_to = NO_LEADER
             before = self.leader.high_watermark
-            self.leader.partition_changed(image.replicas, image.isr, image.partition_epoch, self._replicating.now_ms())
+            self.leader.partition_changed(image.replicas, image.isr, image.partition_epoch, self._replication.now_ms())
             self.watermark_checked(before)
             self._check_enough_after()
             self._check_deleted()
-        self._replicating.role_changed(self)
-        if known is None and (lost := found_at_recovery(self.log)) is not None:
-            self.found_damaged(lost.offset, "recovery", lost.reason)
+        self._replication.role_changed(self)
+        if known is None and (damage := found_at_recovery(self.log)) is not None:
+            offset, reason = damage
+            self.found_damaged(offset, "recovery", reason)
 
     def _trace_isr(self, known: PartitionImage, image: PartitionImage) -> None:
         """Trace an ISR change on the leader, or on every replica if there is no leader."""
@@ -684,11 +781,11 @@ class Partition:
             partition_epoch=image.partition_epoch,
             min_insync_replicas=self.settings.min_insync_replicas,
             log_end_offset=self.log.log_end_offset,
-            counted_end=self.counted_end_offset,
+            durable_end=self.durable_end_offset,
             high_watermark=before,
             log_start_offset=self.durable_log_start,
-            now_ms=self._replicating.now_ms(),
-            lag_ms_max=self._replicating.lag_ms_max,
+            now_ms=self._replication.now_ms(),
+            lag_ms_max=self._runtime.config.replica_lag_ms_max,
         )
         self.watermark_checked(before)
         self._check_enough_after()
@@ -706,8 +803,8 @@ class Partition:
         self.log.epochs.truncate_to(self.log.log_end_offset)
         if was_leader:
             # A pending batch survives if the new leader's watermark passes it; otherwise it is truncated.
-            self._waits.written_is_not_enough()
-            self._waits.let_fetches_go()
+            self._waits.wait_for_commit()
+            self._waits.release_fetches()
         if self.log.synced_end_offset < self.log.log_end_offset:
             self._syncer.request(self)
 
@@ -715,14 +812,14 @@ class Partition:
         self.generation += 1
         self.hands_over_to = NO_LEADER
         self._waits.fail_deletions(self._not_leader())
-        self._waits.let_listeners_go(self)
+        self._waits.release_listeners(self)
 
     def hand_over(self, to: int) -> None:
         """Stop accepting records so that `to` can fetch all of them. Ends with the partition's next image."""
         self.hands_over_to = to
         self._appender = None
 
-    def keep(self) -> None:
+    def cancel_handover(self) -> None:
         """Cancel a handover that was not proposed: accept records again."""
         self.hands_over_to = NO_LEADER
         self._appender = self.leader
@@ -740,7 +837,7 @@ class Partition:
     def require_in_sync(self, replicas: int) -> None:
         """Apply the effective min.insync.replicas after a change of the replicas."""
         if replicas != self.settings.min_insync_replicas:
-            self.configure(dataclasses.replace(self.settings, min_insync_replicas=replicas))
+            self.configure(replace(self.settings, min_insync_replicas=replicas))
 
     def _check_enough_after(self) -> None:
         """Fail acks=all waiters if the ISR is too small: nothing commits until it grows, and producers may retry."""
@@ -749,7 +846,7 @@ class Partition:
             error = KafkaError(ErrorCode.not_enough_replicas_after_append, too_few(leader))
             self._waits.fail(error, leader.high_watermark)
 
-    def cut_ended(
+    def truncation_ended(
         self, upto_offset: int, lost: Iterable[tuple[int, int, int]] = (), error: KafkaError | None = None
     ) -> None:
         """Finish a truncation that kept the log below `upto_offset`, and fail the waiters beyond it.
@@ -759,10 +856,10 @@ class Partition:
         """
         self.jobs.end_exclusive()
         self._is_in_doubt = False
-        self._refused.note_lost(lost, self.log.producers, self._env.wall_ms())
+        self._refused.note_lost(lost, self.log.producers, self._runtime.env.wall_ms())
         self.generation += 1
         self.durable_log_start = min(self.durable_log_start, self.log.log_start_offset)
-        gone = KafkaError(ErrorCode.not_leader_or_follower, "another leader's log does not have it")
+        gone = KafkaError(ErrorCode.not_leader_or_follower, "the new leader's log does not contain the batch")
         self._waits.fail(error or gone, upto_offset)
         image, self._next_image = self._next_image, None
         if image is not None:
@@ -776,7 +873,7 @@ class Partition:
             return
         if self.is_fit_to_lead(image):
             self._lead(image)
-            self._replicating.role_changed(self)
+            self._replication.role_changed(self)
 
     def close(self, error: KafkaError) -> None:
         """Stop serving: every waiting request gets `error`. The caller closes the log later, in a thread."""
@@ -785,10 +882,133 @@ class Partition:
         self.generation += 1
         self._waits.fail(error)
         self._waits.fail_deletions(error)
-        self._waits.let_fetches_go()
-        self._waits.let_listeners_go(self)
+        self._waits.release_fetches()
+        self._waits.release_listeners(self)
 
 
 def too_few(leader: PartitionLeader) -> str:
     """Return the message that explains why an acks=all request fails."""
     return f"{len(leader.in_sync_replicas)} replicas are in sync, {leader.replicas_needed} are needed"
+
+
+class ColdRead(NamedTuple):
+    """A read of data that is not in the page cache, which would block the loop, and the response for the data."""
+
+    response: FetchPartitionResponse
+    partition: Partition
+    generation: int
+    """The partition's generation when the read began. If it has changed since, the data may be stale."""
+    max_bytes: int
+    job: ReadJob
+
+
+ColdOutcomes: TypeAlias = list[tuple[ColdRead, Buffer | Exception]]
+
+
+def run_cold_reads(runtime: Runtime, reads: list[ColdRead], done: Callable[[ColdOutcomes | None], None]) -> None:
+    """Run the reads in a thread. Then call `done` with each one's data or error, or with None if they did not run."""
+    future = runtime.loop.run_in_executor(runtime.env.executor, _run_reads, reads)
+
+    def finished(outcomes: asyncio.Future[ColdOutcomes]) -> None:
+        for read in reads:
+            read.partition.jobs.end()
+        done(None if outcomes.cancelled() else outcomes.result())
+
+    future.add_done_callback(finished)
+
+
+def _run_reads(reads: list[ColdRead]) -> ColdOutcomes:
+    """Runs in a thread: touches files only."""
+    outcomes: ColdOutcomes = []
+    for read in reads:
+        try:
+            outcomes.append((read, read.job()))
+        except Exception as error:
+            outcomes.append((read, error))
+    return outcomes
+
+
+def add(waiters: Waiters, end_offset: int, waiter: Waiter) -> None:
+    """Insert a waiter in offset order: usually at the end, earlier for a duplicate batch."""
+    later: list[tuple[int, Waiter]] = []
+    while waiters and waiters[-1][0] > end_offset:
+        later.append(waiters.pop())
+    waiters.append((end_offset, waiter))
+    waiters.extend(reversed(later))
+
+
+def resolve(future: asyncio.Future[None], error: KafkaError | None) -> None:
+    """Complete the future of a task that waits, unless it has stopped waiting."""
+    if not future.done():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def wake(waiters: Waiters, end_offset: int) -> None:
+    while waiters and waiters[0][0] <= end_offset:
+        waiters.popleft()[1](None)
+
+
+def check_producer_batch(
+    settings: TopicSettings, records: memoryview, start: int, header: BatchHeader, now_ms: int
+) -> None:
+    """Raise KafkaError if the topic's settings do not allow the batch at `start`."""
+    if header.attributes & TRANSACTIONAL:
+        raise KafkaError(ErrorCode.invalid_txn_state, "transactions are not supported by this node")
+    if not settings.log_append_time and header.max_timestamp >= 0:
+        if header.max_timestamp > now_ms + settings.timestamp_after_max_ms:
+            raise KafkaError(
+                ErrorCode.invalid_timestamp, f"timestamp {header.max_timestamp} lies too far in the future"
+            )
+        oldest_ms = min(header.base_timestamp, header.max_timestamp)
+        if 0 <= oldest_ms < now_ms - settings.timestamp_before_max_ms:
+            raise KafkaError(ErrorCode.invalid_timestamp, f"timestamp {oldest_ms} lies too far in the past")
+    if settings.is_compacted:
+        decoded = _decoded(settings, records, start, header)
+        keyless = [(at, KEY_NEEDED) for at, record in enumerate(decoded) if record.key is None]
+        if keyless:
+            raise KafkaError(ErrorCode.invalid_record, KEY_NEEDED, keyless)
+
+
+def recompressed(
+    settings: TopicSettings, records: memoryview, start: int, header: BatchHeader, codec: int
+) -> memoryview:
+    """Return the same records, compressed with the topic's codec (`compression.type`)."""
+    decoded = [(r.key, r.value, r.headers, r.timestamp_ms) for r in _decoded(settings, records, start, header)]
+    encoded = encode_batch(
+        decoded,
+        codec=codec,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+    return memoryview(bytearray(encoded))
+
+
+def _decoded(settings: TopicSettings, records: memoryview, start: int, header: BatchHeader) -> Iterator[Record]:
+    """Return the records of a batch. Their number and size are bounded, because the loop waits for the decoding."""
+    if header.record_count > DECODED_RECORDS_MAX:
+        raise KafkaError(
+            ErrorCode.invalid_record,
+            f"{header.record_count} records in a batch; this topic's settings allow {DECODED_RECORDS_MAX}",
+        )
+    return decode_batch(records, start, DECODED_BYTES_PER_BYTE_MAX * settings.max_message_bytes)
+
+
+def found_at_recovery(log: Log) -> tuple[int, str] | None:
+    """Return the first offset of the damage found when the log was opened, and the reason."""
+    report = log.recovery
+    if report is None or not report.is_damaged:
+        return None
+    if not report.damages:
+        return log.log_end_offset, "the log ends below what was durable"
+    return min(damage.offset for damage in report.damages), "batches that were durable are bad or missing"
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether a read failed because of damaged files: corrupt batches, a missing file, or EIO."""
+    if isinstance(error, KafkaError):
+        return error.code == ErrorCode.corrupt_message
+    return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENOENT)

@@ -28,22 +28,17 @@ from chronik.metadata.events import (
     TopicDeleted,
 )
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import NO_ANSWER
-from chronik.node.environment import Environment
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.checkpoints import Checkpoints, recovery_points_of, watermarks_of
-from chronik.node.replicas.cluster_links import ALONE, ClusterLinks
-from chronik.node.replicas.log_closing import close_log, close_logs
-from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition import Partition, resolve
 from chronik.node.replicas.replica_reports import ReplicaReports, report_of
 from chronik.node.replicas.replica_sessions import ReplicaSessions
-from chronik.node.replicas.replication import Replication
+from chronik.node.replicas.replication import ClusterLinks, Replication
 from chronik.node.replicas.syncer import Syncer
+from chronik.node.runtime import Runtime
 from chronik.node.topic_settings import is_traced, partition_settings, topic_defaults, topic_settings, traced_topics
-from chronik.observe.logging import Logger
-from chronik.observe.metrics import Metrics, PartitionGauges
-from chronik.observe.traces import TraceRing
+from chronik.observe.metrics import PartitionGauges
 from chronik.storage.config import LogConfig
 from chronik.storage.folder import NO_EPOCH, DataFolder, RecoveryPoint
 from chronik.storage.log import Log
@@ -92,48 +87,27 @@ class PartitionHost:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        config: NodeConfig,
+        runtime: Runtime,
         folder: DataFolder,
         metadata: MetadataLog,
         syncer: Syncer,
-        metrics: Metrics,
-        traces: TraceRing,
-        log: Logger,
-        links: ClusterLinks = ALONE,
+        links: ClusterLinks,
         incarnation: UUID | None = None,
     ) -> None:
         """`incarnation` is the id that this process registered with; an image with another id replaces this process."""
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.folder = folder
-        self._loop = loop
-        self._env = env
-        self._config = config
+        self._runtime = runtime
+        self._loop = runtime.loop
+        self._node_id = runtime.node_id
         self._metadata = metadata
         self._syncer = syncer
-        self._metrics = metrics
-        self._traces = traces
-        self._log = log.bind(component="storage")
-        self._defaults = topic_defaults(config, metadata.image)
-        self._checkpoints = Checkpoints(loop, env, folder, self.partitions)
-        self.replication = Replication(
-            loop,
-            env,
-            config.node_id,
-            config.replica_lag_ms_max,
-            links,
-            folder.path,
-            self._checkpoints.lower,
-            self._distrust_page_cache,
-            log,
-        )
-        self.replica_sessions = ReplicaSessions(loop, env, self, metrics, log.bind(component="replication"))
-        self.reports = ReplicaReports(
-            loop, config.node_id, self.partitions.values, links.report_replicas, self._loss_reported, self._log
-        )
-        self.replication.leader_lacks = self.reports.leader_lacks
-        self.replication.may_have_lost = self.reports.may_have_lost
+        self._log = runtime.log.bind(component="storage")
+        self._defaults = topic_defaults(runtime.config, metadata.image)
+        self._checkpoints = Checkpoints(runtime, folder, self.partitions)
+        self.reports = ReplicaReports(runtime, self.partitions, links.report_replicas, self._loss_reported)
+        self.replication = Replication(runtime, links, self._checkpoints, self.reports, folder.path)
+        self.replica_sessions = ReplicaSessions(runtime, metadata, self.replication, self.partition_by_id)
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._unopened: dict[tuple[str, int], UUID] = {}
         self._missing: dict[tuple[UUID, int], TopicImage] = {}
@@ -154,13 +128,12 @@ class PartitionHost:
         `reports.flush` reports the losses found here. The image must contain the registration of this incarnation: an
         older image would set aside logs of partitions that were assigned to this node since.
         """
-        image = self._metadata.image
+        image = self.image
         if self._is_replaced(image):
             self._resign(image)
         else:
             self._is_following = True
-            self._defaults = topic_defaults(self._config, image)
-            self._traces.topics = traced_topics(image, self._defaults)
+            self._configure(None)
             self.replication.brokers_changed(image)
             await self._set_strays_aside(image)
             await self._open(
@@ -168,10 +141,10 @@ class PartitionHost:
                     (topic, partition.partition)
                     for _, topic in sorted(image.topics.items())
                     for partition in topic.partitions
-                    if self._config.node_id in partition.replicas
+                    if self._is_assigned(partition)
                 ]
             )
-        self._worker = self._loop.create_task(self._carry_out(), name="partition-host")
+        self._worker = self._loop.create_task(self._run_work(), name="partition-host")
         self.is_open = True
 
     async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
@@ -192,30 +165,44 @@ class PartitionHost:
         for partition in partitions:
             partition.close(closing)
         try:
-            if await close_logs(self._loop, self._env, self._syncer.disk, partitions, self._log):
+            if await self._close_logs(partitions):
                 points = recovery_points_of(self.folder, partitions)
                 record = partial(self.folder.record_clean_shutdown, points, watermarks, broker_epoch)
-                await self._syncer.disk.wait(self._loop.run_in_executor(self._env.executor, record))
+                await self._syncer.disk.wait(self._loop.run_in_executor(self._runtime.env.executor, record))
         except OSError as error:
             reason = str(error) or NO_ANSWER
             self._log.warning("shutdown_not_recorded", error=reason, then="the next start recovers the logs")
+
+    async def _close_logs(self, partitions: Iterable[Partition]) -> bool:
+        """Close the logs one after the other, each within the disk's time limit; return whether all closed cleanly.
+
+        On TimeoutError (a hanging disk) the remaining logs stay open.
+        """
+        disk = self._syncer.disk
+        is_clean = True
+        for partition in partitions:
+            async with asyncio.timeout(disk.patience_s):
+                await partition.jobs.ended()
+            closing = self._loop.run_in_executor(self._runtime.env.executor, close_log, partition.log)
+            error = await disk.wait(closing)
+            if error is not None:
+                self._log.error("log_close_failed", **partition.log_fields, error=error)
+                is_clean = False
+        return is_clean
 
     async def _set_strays_aside(self, image: ClusterImage) -> None:
         """Set aside logs left by a crash between the deletion of a topic or replica and the removal of its files.
 
         A log that the metadata does not know is never deleted: the metadata may be wrong.
         """
-        now_ms = self._env.wall_ms()
-        for topic, index in await self._loop.run_in_executor(self._env.executor, self.folder.partitions):
-            partition = image.partition(topic, index)
-            if partition is None or self._config.node_id not in partition.replicas:
-                moved_to = await self._loop.run_in_executor(
-                    self._env.executor, self.folder.set_aside_log, topic, index, now_ms
-                )
+        now_ms = self._runtime.env.wall_ms()
+        for topic, index in await self._runtime.run_blocking(self.folder.partitions):
+            if not self._is_assigned(image.partition(topic, index)):
+                move = partial(self.folder.set_aside_log, topic, index, now_ms)
+                moved_to = await self._runtime.run_blocking(move)
                 self._report_set_aside(topic, index, moved_to)
         for topic, index in list(self.folder.recovery_points):
-            partition = image.partition(topic, index)
-            if partition is None or self._config.node_id not in partition.replicas:
+            if not self._is_assigned(image.partition(topic, index)):
                 del self.folder.recovery_points[(topic, index)]
 
     def _report_set_aside(self, topic: str, index: int, moved_to: str) -> None:
@@ -241,34 +228,41 @@ class PartitionHost:
                 ):
                     self.replication.brokers_changed(image)
                 case TopicCreated(topic=topic):
-                    self._take_on(topic, topic.partitions)
+                    self._add_replicas(topic, topic.partitions)
                     if is_traced(topic, self._defaults):
-                        self._traces.topics |= {topic.name}
+                        self._runtime.traces.topics |= {topic.name}
                 case PartitionsCreated(topic=topic, partitions=added):
-                    self._take_on(topic, added)
+                    self._add_replicas(topic, added)
                 case TopicDeleted(topic=topic):
                     gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
-                    self._give_up(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
-                    self._traces.topics -= {topic.name}
+                    self._remove_replicas(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
+                    self._runtime.traces.topics -= {topic.name}
                 case ConfigChanged(resource=resource, name=name):
                     self._configure(name if resource == "topic" else None)
                 case ReplicasChanged() | LeaderChanged() | IsrChanged():
                     self._partition_changed(image, event)
 
     def _is_replaced(self, image: ClusterImage) -> bool:
-        own = image.brokers.get(self._config.node_id)
+        own = image.brokers.get(self._node_id)
         return self._incarnation is not None and own is not None and own.incarnation != self._incarnation
 
     def _resign(self, image: ClusterImage) -> None:
         """Stop serving: another process has this node's id, and from now on the image describes that process."""
-        own = image.brokers[self._config.node_id]
+        own = image.brokers[self._node_id]
         self._is_following = False
-        self._log.error("replaced", by=f"{own.host}:{own.port}", then="this node serves no partition any more")
+        self._log.error("replaced", by=f"{own.host}:{own.port}", then="this node no longer serves any partition")
         self.replication.close()
         self.replica_sessions.close()
         replaced = KafkaError(ErrorCode.not_leader_or_follower, f"another process is node {own.id} now")
         for partition in self.partitions.values():
             partition.close(replaced)
+
+    def _image_of(self, topic_id: UUID, index: int) -> PartitionImage | None:
+        topic = self.image.topic_by_id(topic_id)
+        return None if topic is None else topic.partition(index)
+
+    def _is_assigned(self, image: PartitionImage | None) -> bool:
+        return image is not None and self._node_id in image.replicas
 
     async def applied(self) -> None:
         """Like `settled`, but raise TimeoutError after APPLIED_TIMEOUT_S."""
@@ -285,59 +279,57 @@ class PartitionHost:
 
     def _partition_changed(self, image: ClusterImage, event: ReplicasChanged | LeaderChanged | IsrChanged) -> None:
         changed = event.partition
-        is_mine = self._config.node_id in changed.replicas
+        topic = image.topic_by_id(event.topic_id)
         hosted = self.partitions.get((event.topic, changed.partition))
-        if hosted is not None and hosted.topic_id == event.topic_id and is_mine:
-            topic = image.topic_by_id(event.topic_id)
+        if hosted is not None and hosted.topic_id == event.topic_id and self._is_assigned(changed):
             if topic is not None and isinstance(event, ReplicasChanged):
                 # Before applying the ISR of the same image: a new ISR with the old minimum could commit too early.
                 hosted.require_in_sync(min_insync_replicas(image, topic, changed))
             hosted.apply(changed)
         if self._unopened.get((event.topic, changed.partition)) == event.topic_id:
-            self._give_away(event.topic, event.topic_id, changed.partition)
+            self._transfer_leadership(event.topic, event.topic_id, changed.partition)
         if not isinstance(event, ReplicasChanged):
             return
-        if self._config.node_id in event.added:
-            topic = image.topic_by_id(event.topic_id)
+        if self._node_id in event.added:
             if topic is not None:
-                self._take_on(topic, (changed,))
-        elif self._config.node_id in event.removed:
+                self._add_replicas(topic, (changed,))
+        elif self._node_id in event.removed:
             moved = KafkaError(ErrorCode.request_timed_out, f"{event.topic}-{changed.partition} has moved away")
-            self._give_up(event.topic, event.topic_id, [changed.partition], moved)
+            self._remove_replicas(event.topic, event.topic_id, [changed.partition], moved)
 
-    def _take_on(self, topic: TopicImage, partitions: Iterable[PartitionImage]) -> None:
-        indexes = tuple(p.partition for p in partitions if self._config.node_id in p.replicas)
+    def _add_replicas(self, topic: TopicImage, partitions: Iterable[PartitionImage]) -> None:
+        indexes = tuple(p.partition for p in partitions if self._is_assigned(p))
         if indexes:
             self._work.put_nowait(Open(topic, indexes))
 
-    def _give_up(self, topic: str, topic_id: UUID, indexes: Iterable[int], reason: KafkaError) -> None:
+    def _remove_replicas(self, topic: str, topic_id: UUID, indexes: Iterable[int], reason: KafkaError) -> None:
         """Stop serving these partitions now, and queue the removal of their logs."""
         for index in indexes:
             hosted = self.partitions.get((topic, index))
             self.reports.forget(topic_id, index)
             if hosted is not None and hosted.topic_id == topic_id:
                 hosted.close(reason)
-                self.replication.gone(hosted)
+                self.replication.partition_closed(hosted)
         self._work.put_nowait(Remove(topic, topic_id, tuple(indexes)))
 
     def _configure(self, only_topic: str | None) -> None:
-        image = self._metadata.image
-        self._defaults = topic_defaults(self._config, image)
-        self._traces.topics = traced_topics(image, self._defaults)
+        image = self.image
+        self._defaults = topic_defaults(self._runtime.config, image)
+        self._runtime.traces.topics = traced_topics(image, self._defaults)
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
             if topic is not None and (only_topic is None or topic.name == only_topic):
                 partition.configure(partition_settings(image, topic, partition.index, self._defaults))
 
-    async def _carry_out(self) -> None:
+    async def _run_work(self) -> None:
         while True:
             work = await self._work.get()
             try:
                 match work:
                     case Open(topic=topic, indexes=indexes):
                         await self._open([(topic, index) for index in indexes])
-                    case Remove(topic=name, topic_id=topic_id, indexes=indexes):
-                        await self._remove(name, topic_id, indexes)
+                    case Remove():
+                        await self._remove(work)
                     case _:
                         if not work.done():
                             work.set_result(None)
@@ -346,8 +338,8 @@ class PartitionHost:
 
     # -- opening and removing logs -------------------------------------------------------------------------------------
 
-    async def _open(self, wanted: Sequence[tuple[TopicImage, int]]) -> None:
-        missing = [each for each in wanted if not self._is_open(*each)]
+    async def _open(self, assigned: Sequence[tuple[TopicImage, int]]) -> None:
+        missing = [each for each in assigned if not self._is_open(*each)]
         for at in range(0, len(missing), OPEN_AT_ONCE):
             await self._open_some(missing[at : at + OPEN_AT_ONCE])
 
@@ -355,8 +347,8 @@ class PartitionHost:
         hosted = self.partitions.get((topic.name, index))
         return hosted is not None and hosted.topic_id == topic.id and not hosted.is_closed
 
-    async def _open_some(self, wanted: Sequence[tuple[TopicImage, int]]) -> None:
-        now_ms = self._env.wall_ms()
+    async def _open_some(self, assigned: Sequence[tuple[TopicImage, int]]) -> None:
+        now_ms = self._runtime.env.wall_ms()
         requests = [
             OpenRequest(
                 topic,
@@ -364,19 +356,17 @@ class PartitionHost:
                 topic_settings(topic, self._defaults).log_config,
                 self.folder.recovery_point(topic.name, index, topic.id),
             )
-            for topic, index in wanted
+            for topic, index in assigned
         ]
-        found = await self._loop.run_in_executor(
-            self._env.executor, lambda: [self._open_log(request, now_ms) for request in requests]
-        )
+        results = await self._runtime.run_blocking(lambda: [self._open_log(request, now_ms) for request in requests])
         opened: list[tuple[OpenRequest, Log]] = []
-        for request, (log, moved_to) in zip(requests, found, strict=True):
+        for request, (log, moved_to) in zip(requests, results, strict=True):
             if moved_to is not None:
                 self._report_set_aside(request.topic.name, request.index, moved_to)
             if log is None:
-                self._is_missing(request.topic, request.index)
+                self._report_missing(request.topic, request.index)
             elif isinstance(log, Exception):
-                self._not_opened(request.topic, request.index, log)
+                self._report_unopened(request.topic, request.index, log)
             else:
                 opened.append((request, log))
         for request, log in await self._list_new(opened):
@@ -395,7 +385,7 @@ class PartitionHost:
             moved_to = self.folder.claim_log(topic.name, index, topic.id, now_ms)
             path = self.folder.log_path(topic.name, index)
             log = Log.open(
-                self._env.disk,
+                self._runtime.env.disk,
                 path,
                 request.config,
                 now_ms,
@@ -417,7 +407,7 @@ class PartitionHost:
             return listed
         try:
             # Before they are listed here: a shutdown or a checkpoint at this moment writes what is listed.
-            await self._loop.run_in_executor(self._env.executor, self.folder.sync_names)
+            await self._runtime.run_blocking(self.folder.sync_names)
             for request, _ in new:
                 self.folder.recovery_points[(request.topic.name, request.index)] = RecoveryPoint(request.topic.id, 0)
                 self.folder.high_watermarks.pop((request.topic.id, request.index), None)
@@ -425,24 +415,24 @@ class PartitionHost:
         except OSError as error:
             for request, log in new:
                 self.folder.recovery_points.pop((request.topic.name, request.index), None)
-                await self._loop.run_in_executor(self._env.executor, close_log, log)
-                self._not_opened(request.topic, request.index, error)
+                await self._runtime.run_blocking(partial(close_log, log))
+                self._report_unopened(request.topic, request.index, error)
             return listed
         return listed + new
 
-    def _is_missing(self, topic: TopicImage, index: int) -> None:
+    def _report_missing(self, topic: TopicImage, index: int) -> None:
         """Report a log that existed and is missing. It restarts empty once the controller knows."""
         self._log.error("log_missing", topic=topic.name, partition=index)
         self._missing[(topic.id, index)] = topic
         self.reports.add(ReplicaReport(topic.id, index, 0, -1, Loss.CERTAIN.value, "its log is missing"))
 
-    def _not_opened(self, topic: TopicImage, index: int, error: Exception) -> None:
+    def _report_unopened(self, topic: TopicImage, index: int, error: Exception) -> None:
         self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(error))
         self._unopened[(topic.name, index)] = topic.id
         self.reports.add(
             ReplicaReport(topic.id, index, 0, -1, Loss.SPOILED.value, f"its log cannot be opened: {error}")
         )
-        self._give_away(topic.name, topic.id, index)
+        self._transfer_leadership(topic.name, topic.id, index)
 
     def _loss_reported(self, report: ReplicaReport, refusal: str) -> None:
         """The controller knows of the loss: a missing log restarts empty, an open log continues with what it has."""
@@ -466,27 +456,13 @@ class PartitionHost:
 
     def _opened(self, topic: TopicImage, index: int, log: Log, recovery_point: int | None) -> None:
         """Host the partition, in the role that the current image assigns."""
-        current = self._metadata.image.topic_by_id(topic.id)
+        current = self.image.topic_by_id(topic.id)
         image = None if current is None else current.partition(index)
         loss, reason = (None, "") if image is None else self._loss_of(log, recovery_point, len(image.replicas))
         # An old copy of a log may hold uncommitted records below a watermark that was stored later.
         watermark = 0 if loss is not None else self.folder.high_watermarks.get((topic.id, index), 0)
-        partition = Partition(
-            topic.name,
-            topic.id,
-            index,
-            log,
-            partition_settings(self.image, current or topic, index, self._defaults),
-            node_id=self._config.node_id,
-            high_watermark=watermark,
-            counts_unsynced=self._config.durability == "replicated",
-            replicating=self.replication,
-            env=self._env,
-            syncer=self._syncer,
-            metrics=self._metrics,
-            traces=self._traces,
-            logger=self._log,
-        )
+        settings = partition_settings(self.image, current or topic, index, self._defaults)
+        partition = Partition(topic, index, log, settings, watermark, self._runtime, self._syncer, self.replication)
         self.partitions[(topic.name, index)] = partition
         if loss is not None:
             partition.loss = loss
@@ -510,11 +486,9 @@ class PartitionHost:
         return None, ""
 
     def _apply_image(self, partition: Partition) -> None:
-        image = self.image
-        topic = image.topic_by_id(partition.topic_id)
-        current = None if topic is None else topic.partition(partition.index)
-        if current is not None and self._config.node_id in current.replicas and not self._is_replaced(image):
-            partition.apply(current)
+        image = self._image_of(partition.topic_id, partition.index)
+        if image is not None and self._is_assigned(image) and not self._is_replaced(self.image):
+            partition.apply(image)
         else:
             # The partition was removed while its log was being opened; the removal is already queued.
             partition.close(KafkaError(ErrorCode.unknown_topic_or_partition, f"{partition.topic} was deleted"))
@@ -528,7 +502,8 @@ class PartitionHost:
         del fields["folder"]
         say("log_damaged" if report.is_damaged else "log_recovered", topic=topic, partition=partition, **fields)
 
-    async def _remove(self, topic: str, topic_id: UUID, indexes: Sequence[int]) -> None:
+    async def _remove(self, work: Remove) -> None:
+        topic, topic_id, indexes = work
         closed: list[Partition] = []
         for index in indexes:
             hosted = self.partitions.get((topic, index))
@@ -544,12 +519,12 @@ class PartitionHost:
             # Before the files are removed: a new log of the same name must not be checked against this recovery point.
             await self._checkpoints.write()
         except OSError as error:
-            self._log.error("log_not_removed", topic=topic, error=repr(error), then="it is tried again")
+            self._log.error("log_not_removed", topic=topic, error=repr(error), then="the node retries")
             for hosted in closed:
                 self.partitions.setdefault((topic, hosted.index), hosted)
-            self._unremoved.append(Remove(topic, topic_id, tuple(indexes)))
+            self._unremoved.append(work)
             return
-        removed = [hosted for hosted in closed if not self._is_wanted(hosted)]
+        removed = [hosted for hosted in closed if not self._is_assigned(self._image_of(topic_id, hosted.index))]
 
         def remove() -> None:
             for hosted in closed:
@@ -557,38 +532,32 @@ class PartitionHost:
             for hosted in removed:
                 self.folder.remove_log(hosted.topic, hosted.index)()
 
-        await self._loop.run_in_executor(self._env.executor, remove)
+        await self._runtime.run_blocking(remove)
         for hosted in removed:
             self.folder.high_watermarks.pop((topic_id, hosted.index), None)
 
-    def _is_wanted(self, hosted: Partition) -> bool:
-        topic = self._metadata.image.topic_by_id(hosted.topic_id)
-        image = None if topic is None else topic.partition(hosted.index)
-        return image is not None and self._config.node_id in image.replicas
-
-    def _give_away(self, topic: str, topic_id: UUID, index: int) -> None:
+    def _transfer_leadership(self, topic: str, topic_id: UUID, index: int) -> None:
         """Transfer leadership while this node's log is unavailable."""
 
-        def led() -> PartitionImage | None:
-            known = self.image.topic_by_id(topic_id)
+        def image_led() -> PartitionImage | None:
             is_unopened = self._unopened.get((topic, index)) == topic_id
-            return known.partition(index) if known is not None and is_unopened else None
+            return self._image_of(topic_id, index) if is_unopened else None
 
-        image = led()
-        if image is not None and image.leader == self._config.node_id and len(image.replicas) > 1:
-            self.replication.give_away(topic, topic_id, index, led)
+        image = image_led()
+        if image is not None and image.leader == self._node_id and len(image.replicas) > 1:
+            self.replication.transfer_leadership(topic, topic_id, index, image_led)
 
-    def _try_again(self) -> None:
+    def _retry_failed(self) -> None:
         """Retry failed removals, and failed opens of partitions that the image still assigns to this node."""
         unremoved, self._unremoved = self._unremoved, []
         for work in unremoved:
             self._work.put_nowait(work)
         unopened, self._unopened = self._unopened, {}
         for (_, index), topic_id in unopened.items():
-            topic = self._metadata.image.topic_by_id(topic_id)
+            topic = self.image.topic_by_id(topic_id)
             partition = None if topic is None else topic.partition(index)
             if topic is not None and partition is not None:
-                self._take_on(topic, (partition,))
+                self._add_replicas(topic, (partition,))
 
     async def sync_all(self) -> None:
         """Sync every log up to its present end."""
@@ -600,7 +569,7 @@ class PartitionHost:
     async def record_recovery_points(self) -> None:
         """Record how far each log is synced, so that recovery after a crash reads only what was written since."""
         # The disk may work again.
-        self._try_again()
+        self._retry_failed()
         await self.sync_all()
         await self._checkpoints.write()
 
@@ -617,9 +586,8 @@ class PartitionHost:
         if self.image.partition(topic, index) is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
         if is_answer:
-            self._metrics.rejected(topic, index)
-        node_id = self._config.node_id
-        raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {node_id}")
+            self._runtime.metrics.rejected(topic, index)
+        raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self._node_id}")
 
     async def append_internal(self, topic: str, index: int, batch: bytes, timeout_s: float) -> int:
         """Append to an internal topic, wait until the batch is committed, and return its base offset.
@@ -628,18 +596,9 @@ class PartitionHost:
         """
         partition = self.require_leader(topic, index)
         partition.check_enough_replicas()
-        appended = partition.append_internal(batch, self._env.wall_ms())
+        appended = partition.append_internal(batch, self._runtime.env.wall_ms())
         committed: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: KafkaError | None) -> None:
-            if committed.done():
-                return
-            if error is None:
-                committed.set_result(None)
-            else:
-                committed.set_exception(error)
-
-        partition.when_committed(appended.last_offset + 1, done)
+        partition.when_committed(appended.last_offset + 1, partial(resolve, committed))
         try:
             async with asyncio.timeout(timeout_s):
                 await committed
@@ -653,7 +612,7 @@ class PartitionHost:
         """Return the leader if it is another node, as (id, leader epoch) and broker, to redirect a client."""
         partition = self.image.partition(topic, index)
         leader = None if partition is None else self.image.brokers.get(partition.leader)
-        if partition is None or leader is None or leader.id == self._config.node_id:
+        if partition is None or leader is None or leader.id == self._node_id:
             return None
         return (leader.id, partition.leader_epoch), leader
 
@@ -662,33 +621,20 @@ class PartitionHost:
         return not self.is_open or all(
             (topic.name, partition.partition) in self.partitions
             for partition in topic.partitions
-            if self._config.node_id in partition.replicas
+            if self._is_assigned(partition)
         )
 
     def partition_by_id(self, topic_id: UUID, index: int) -> Partition | None:
-        name = self._metadata.image.names_by_id.get(topic_id)
+        name = self.image.names_by_id.get(topic_id)
         partition = None if name is None else self.partitions.get((name, index))
         return partition if partition is not None and partition.topic_id == topic_id else None
 
-    async def _distrust_page_cache(self) -> None:
-        """Record that a sync failed: the next process must not trust what this one wrote."""
-        try:
-            await self._loop.run_in_executor(self._env.executor, self.folder.distrust_page_cache)
-        except OSError as error:
-            self._log.error("boot_record_not_written", error=str(error))
-
-    def replica_heard(self, replica_id: int) -> None:
-        self.replication.replica_heard(replica_id)
-
     def hand_over(self, hand_overs: Iterable[HandOver]) -> None:
         """Hand over leadership of partitions as the controller requests."""
-        if not self.is_open:
-            return
-        self.replication.hand_over(
-            (partition, each.leader_epoch, each.to)
-            for each in hand_overs
-            if (partition := self.partition_by_id(each.topic_id, each.partition)) is not None
-        )
+        for each in hand_overs if self.is_open else ():
+            partition = self.partition_by_id(each.topic_id, each.partition)
+            if partition is not None:
+                self.replication.hand_over(partition, each.leader_epoch, each.to)
 
     def gauges(self) -> Iterator[PartitionGauges]:
         for partition in self.partitions.values():
@@ -703,3 +649,11 @@ class PartitionHost:
                 size_bytes=partition.log.size_bytes,
                 is_leader=partition.leader is not None,
             )
+
+
+def close_log(log: Log) -> str | None:
+    """Close the log; return the error if it did not close cleanly. Runs in a thread."""
+    try:
+        return None if log.close() else log.read_only_reason
+    except Exception as error:
+        return repr(error)

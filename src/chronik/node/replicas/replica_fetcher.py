@@ -12,32 +12,56 @@ partition for that: the leader may not know yet that it leads, or this node may 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
 from chronik.client.connection import Connection
-from chronik.node.replicas.leader_session import LeaderSession
+from chronik.client.errors import ClientError, ConnectionLost
 from chronik.node.replicas.partition import Partition
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import Logger
-from chronik.replication.divergence import EpochEnd
 from chronik.replication.follower import (
     NO_EPOCH,
-    Answer,
     Append,
-    AskAgain,
+    EpochEnd,
+    FetchAgain,
     FetchedBatch,
-    Nothing,
-    OwnLog,
+    LeaderAnswer,
+    LocalLog,
+    NoData,
     PartitionFollower,
     Refuse,
     StartOver,
     Truncate,
 )
+from chronik.wire.api import ApiKey
 from chronik.wire.batch import BatchHeader, check_batches
-from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchResponse, FetchTopic
+from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+from chronik.wire.fetch import (
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    read_fetch_response,
+    write_fetch_request,
+)
 
+FETCH_VERSION = 18
+WAIT_MS = 500
+ANSWER_TIMEOUT_S = 3.0
+"""If a leader leaves a fetch unanswered this long beyond its max wait, the follower reconnects."""
+RESPONSE_BYTES_MAX = 8 * 1024 * 1024
+IN_FLIGHT_MAX = 2
+PAUSE_S_MIN = 0.02
+PAUSE_S_MAX = 1.0
+REFUSED_PAUSE_S = 0.1
+SESSION_EPOCH_MAX = 0x7FFFFFFF
+SESSION_ERRORS = (ErrorCode.fetch_session_id_not_found, ErrorCode.invalid_fetch_session_epoch)
 PARTITION_BYTES = 1024 * 1024
 PARTITION_BYTES_MAX = 8 * PARTITION_BYTES
 SLOW_SYNC_S = 0.02
@@ -63,59 +87,43 @@ EXPECTED_ERRORS = frozenset(
 )
 """Errors which mean that the leader or the follower has old metadata."""
 
-NOT_NAMED = 0
+NOT_SENT = 0
 Batches = list[tuple[int, BatchHeader]]
 
 
-class FetcherHome(Protocol):
+class FetcherHost(Protocol):
     """What a fetcher needs from replication, which runs the fetchers."""
 
-    def broker_epoch(self) -> int: ...
-
-    def wall_ms(self) -> int: ...
+    broker_epoch: int
 
     def connect(self, node_id: int) -> Awaitable[Connection]: ...
 
-    async def cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+    async def truncate(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
         """Truncate the partition's log while no other job uses it; return whether it was truncated."""
 
-    async def follow_log_start(self, partition: Partition, offset: int) -> None: ...
 
-
+@dataclass(slots=True, eq=False)
 class Followed:
     """One followed partition: due, included in a fetch, or waiting for a sync, a truncation or a pause."""
 
-    __slots__ = (
-        "appended_s",
-        "bytes_max",
-        "failures",
-        "fetched_bytes",
-        "is_reported",
-        "is_syncing",
-        "is_trimming",
-        "key",
-        "named_in",
-        "partition",
-        "position",
-        "retry",
-        "role",
-    )
+    partition: Partition
+    role: PartitionFollower
+    sent_in: int = NOT_SENT
+    """The number of the fetch that last included it, until a response brings more than a watermark."""
+    position: tuple[int, int] = (-1, NO_EPOCH)
+    bytes_max: int = PARTITION_BYTES
+    fetched_bytes: int = 0
+    appended_s: float = 0.0
+    is_syncing: bool = False
+    is_trimming: bool = False
+    is_reported: bool = False
+    failures: int = 0
+    retry: asyncio.TimerHandle | None = None
 
-    def __init__(self, partition: Partition, role: PartitionFollower) -> None:
-        self.key = (partition.topic_id, partition.index)
-        self.partition = partition
-        self.role = role
-        self.named_in = NOT_NAMED
-        """The number of the fetch that last included it, until a response brings more than a watermark."""
-        self.position = (-1, NO_EPOCH)
-        self.bytes_max = PARTITION_BYTES
-        self.fetched_bytes = 0
-        self.appended_s = 0.0
-        self.is_syncing = False
-        self.is_trimming = False
-        self.is_reported = False
-        self.failures = 0
-        self.retry: asyncio.TimerHandle | None = None
+    key: tuple[UUID, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = (self.partition.topic_id, self.partition.index)
 
     def appended(self, fetched_bytes: int, now_s: float) -> None:
         self.fetched_bytes, self.appended_s = fetched_bytes, now_s
@@ -132,14 +140,13 @@ class Followed:
 class ReplicaFetcher:
     """Owned by the loop. Call `follow` and `leave` as the metadata changes, and `close` when nothing is followed."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, node_id: int, leader_id: int, home: FetcherHome, log: Logger
-    ) -> None:
+    def __init__(self, runtime: Runtime, leader_id: int, host: FetcherHost) -> None:
         self.leader_id = leader_id
-        self._loop = loop
-        self._home = home
-        self._log = log.bind(leader=leader_id)
-        self._session = LeaderSession(loop, node_id, leader_id, home.connect, home.broker_epoch, self, self._log)
+        self._runtime = runtime
+        self._loop = runtime.loop
+        self._host = host
+        self._log = runtime.log.bind(component="replication", leader=leader_id)
+        self._session = LeaderSession(runtime, leader_id, host, self, self._log)
         self._followed: dict[tuple[UUID, int], Followed] = {}
         self._due: dict[Followed, None] = {}
         self._forgotten: dict[tuple[UUID, int], None] = {}
@@ -165,39 +172,42 @@ class ReplicaFetcher:
             self._drop(known)
         self._forgotten.pop(key, None)
         followed = self._followed[key] = Followed(partition, role)
-        self._position(followed)
+        partition.on_durable = self._on_durable
+        self._queue_position(followed)
         self._session.open()
 
     def leave(self, partition: Partition) -> None:
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None and followed.partition is partition:
             self._drop(followed)
+            partition.on_durable = None
             del self._followed[followed.key]
             self._forgotten[followed.key] = None
 
-    def counted(self, partition: Partition) -> None:
+    def _on_durable(self, partition: Partition) -> None:
         """Fetch the partition again if its whole log is durable now."""
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None and followed.is_syncing and partition.fetch_position() is not None:
             followed.synced(self._loop.time())
-            self._position(followed)
+            self._queue_position(followed)
 
-    def name_again(self, partition: Partition) -> None:
+    def resend_position(self, partition: Partition) -> None:
         """Update the position after the log end changed or must not be sent; ignore responses still in flight."""
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None:
             self._due.pop(followed, None)
-            self._position(followed)
+            self._queue_position(followed)
 
-    def name_all(self) -> None:
+    def resend_positions(self) -> None:
         """Send all positions again: to a leader that has lost them, or under a new broker epoch."""
         for followed in self._followed.values():
-            if followed.named_in != NOT_NAMED:
-                self._position(followed)
+            if followed.sent_in != NOT_SENT:
+                self._queue_position(followed)
 
     def close(self) -> None:
         for followed in self._followed.values():
             self._drop(followed)
+            followed.partition.on_durable = None
         self._followed = {}
         # A running truncation continues to its end: half of it would leave the log unusable.
         self._session.close()
@@ -205,7 +215,7 @@ class ReplicaFetcher:
     def _drop(self, followed: Followed) -> None:
         self._due.pop(followed, None)
         self._set_syncing(followed, False)
-        followed.named_in = NOT_NAMED
+        followed.sent_in = NOT_SENT
         if followed.retry is not None:
             followed.retry.cancel()
             followed.retry = None
@@ -215,9 +225,9 @@ class ReplicaFetcher:
 
     # -- positions -----------------------------------------------------------------------------------------------------
 
-    def _position(self, followed: Followed) -> None:
+    def _queue_position(self, followed: Followed) -> None:
         """Include the partition in the next fetch, as soon as its log is durable."""
-        followed.named_in = NOT_NAMED
+        followed.sent_in = NOT_SENT
         if followed.retry is not None:
             followed.retry.cancel()
             followed.retry = None
@@ -232,26 +242,30 @@ class ReplicaFetcher:
         self._syncing += is_syncing - followed.is_syncing
         followed.is_syncing = is_syncing
 
-    def _later(self, followed: Followed, pause_s: float) -> None:
-        followed.named_in = NOT_NAMED
+    def _retry_later(self, followed: Followed, pause_s: float) -> None:
+        followed.sent_in = NOT_SENT
         if followed.retry is None:
-            followed.retry = self._loop.call_later(pause_s, self._position, followed)
+            followed.retry = self._loop.call_later(pause_s, self._queue_position, followed)
 
     # -- session callbacks ---------------------------------------------------------------------------------------------
 
     def has_due(self) -> bool:
+        """Whether there are new positions to send."""
         return bool(self._due)
 
     def may_wait(self) -> bool:
+        """Whether new positions are expected shortly, so that an idle session waits for them."""
         if not self._followed:
             return True
         return self._syncing > 0 and self._loop.time() < self._sync_wait_until_s
 
     def connected(self) -> None:
+        """A new session begins: the leader knows no positions yet."""
         self._forgotten.clear()
-        self.name_all()
+        self.resend_positions()
 
-    def named(self, number: int) -> tuple[list[FetchTopic], list[tuple[UUID, int]]]:
+    def next_positions(self, number: int) -> tuple[list[FetchTopic], list[tuple[UUID, int]]]:
+        """Return the partitions that fetch `number` includes, and those it removes from the session."""
         topics: dict[UUID, FetchTopic] = {}
         due, self._due = self._due, {}
         for followed in due:
@@ -260,7 +274,7 @@ class ReplicaFetcher:
             if topic is None:
                 topic = topics[partition.topic_id] = FetchTopic(None, partition.topic_id, [])
             offset, last_epoch = followed.position
-            followed.named_in = number
+            followed.sent_in = number
             topic.partitions.append(
                 FetchPartition(
                     partition.index,
@@ -281,15 +295,15 @@ class ReplicaFetcher:
             for answer in partitions:
                 followed = None if topic_id is None else self._followed.get((topic_id, answer.partition))
                 # If a later fetch included the partition again, only that fetch's response is used.
-                if followed is not None and NOT_NAMED < followed.named_in <= number and self._is_current(followed):
-                    self._take(followed, answer)
+                if followed is not None and NOT_SENT < followed.sent_in <= number and self._is_current(followed):
+                    self._handle(followed, answer)
         if self._syncing > syncing:
             self._sync_wait_until_s = self._loop.time() + SYNC_WAIT_S
             self._loop.call_later(SYNC_WAIT_S, self._session.kick)
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
-    def _take(self, followed: Followed, response: FetchPartitionResponse) -> None:
+    def _handle(self, followed: Followed, response: FetchPartitionResponse) -> None:
         code = response.error_code
         if code and code != ErrorCode.offset_out_of_range:
             self._failed(followed, ErrorCode(code))
@@ -302,14 +316,14 @@ class ReplicaFetcher:
             # A full disk, or records corrupted in transit.
             self._failed(followed, error.code, error.message)
         except Exception:
-            self._log.exception("follow_failed", topic=followed.partition.topic, partition=followed.partition.index)
-            self._later(followed, FAILED_RETRY_S)
+            self._log.exception("follow_failed", **followed.partition.log_fields)
+            self._retry_later(followed, FAILED_RETRY_S)
 
     def _decide(
         self, followed: Followed, response: FetchPartitionResponse, records: memoryview, batches: Batches
     ) -> None:
         partition, diverging = followed.partition, response.diverging_epoch
-        answer = Answer(
+        answer = LeaderAnswer(
             *followed.position,
             response.high_watermark,
             response.log_start_offset,
@@ -318,32 +332,30 @@ class ReplicaFetcher:
             is_out_of_range=bool(response.error_code),
         )
         log = partition.log
-        end = log.log_end_offset
-        last_epoch = log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
-        own = OwnLog(log.log_start_offset, end, last_epoch, log.end_offset_for_epoch)
-        match followed.role.answered(answer, own):
+        own = LocalLog(log.log_start_offset, log.log_end_offset, partition.last_epoch, log.end_offset_for_epoch)
+        match followed.role.decide(answer, own):
             case Append():
-                partition.append_fetched(records, batches, self._home.wall_ms())
+                partition.append_fetched(records, batches, self._runtime.env.wall_ms())
                 followed.appended(len(records), self._loop.time())
-                self._position(followed)
-                self._fits(followed, response)
-            case Nothing():
-                self._fits(followed, response)
+                self._queue_position(followed)
+                self._take_watermarks(followed, response)
+            case NoData():
+                self._take_watermarks(followed, response)
             case Truncate() | StartOver() as decision:
-                followed.named_in = NOT_NAMED
-                self._run(self._cut(followed, decision, response, records, batches))
+                followed.sent_in = NOT_SENT
+                self._run(self._truncate(followed, decision, response, records, batches))
             case Refuse(offset=offset):
                 partition.refuse_to_follow(offset)
-                self._later(followed, REFUSED_RETRY_S)
-            case AskAgain(reason=reason):
+                self._retry_later(followed, REFUSED_RETRY_S)
+            case FetchAgain(reason=reason):
                 self._failed(followed, ErrorCode.none, reason)
 
-    def _fits(self, followed: Followed, response: FetchPartitionResponse) -> None:
+    def _take_watermarks(self, followed: Followed, response: FetchPartitionResponse) -> None:
         """Take the watermark and log start from a response that continues this node's log."""
         followed.failures = 0
         followed.is_reported = False
         partition = followed.partition
-        partition.told_watermark(response.high_watermark)
+        partition.leader_watermark_received(response.high_watermark)
         start = min(response.log_start_offset, partition.high_watermark)
         if start > partition.durable_log_start and not followed.is_trimming:
             followed.is_trimming = True
@@ -353,16 +365,10 @@ class ReplicaFetcher:
         is_expected = code in EXPECTED_ERRORS
         if not is_expected and not followed.is_reported:
             followed.is_reported = True
-            self._log.warning(
-                "fetch_failed",
-                topic=followed.partition.topic,
-                partition=followed.partition.index,
-                error=code.name,
-                reason=reason,
-            )
+            self._log.warning("fetch_failed", **followed.partition.log_fields, error=code.name, reason=reason)
         pause_s = min(RETRY_S_MIN * 2 ** min(followed.failures, 10), RETRY_S_MAX) if is_expected else FAILED_RETRY_S
         followed.failures += 1
-        self._later(followed, pause_s)
+        self._retry_later(followed, pause_s)
 
     # -- truncation and log start --------------------------------------------------------------------------------------
 
@@ -371,7 +377,7 @@ class ReplicaFetcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _cut(
+    async def _truncate(
         self,
         followed: Followed,
         decision: Truncate | StartOver,
@@ -382,32 +388,202 @@ class ReplicaFetcher:
         partition = followed.partition
         is_done = False
         try:
-            is_done = await self._home.cut(partition, followed.role, decision)
+            is_done = await self._host.truncate(partition, followed.role, decision)
             if is_done and isinstance(decision, StartOver) and batches and self._is_current(followed):
-                partition.append_fetched(records, batches, self._home.wall_ms())
-                self._fits(followed, response)
+                partition.append_fetched(records, batches, self._runtime.env.wall_ms())
+                self._take_watermarks(followed, response)
         except Exception:
-            self._log.exception("cut_failed", topic=partition.topic, partition=partition.index)
+            self._log.exception("cut_failed", **partition.log_fields)
         if not self._is_current(followed):
             return
         if is_done:
-            self._position(followed)
+            self._queue_position(followed)
         else:
-            self._later(followed, FAILED_RETRY_S)
+            self._retry_later(followed, FAILED_RETRY_S)
 
     async def _trim(self, followed: Followed, offset: int) -> None:
         """Delete records below the leader's log start, and report that: a DeleteRecords request may wait for it."""
         partition = followed.partition
         is_done = False
         try:
-            await self._home.follow_log_start(partition, offset)
+            if not partition.is_closed and not partition.jobs.is_exclusive:
+                await partition.raise_log_start(offset)
             is_done = True
         except Exception:
-            self._log.exception("trim_failed", topic=partition.topic, partition=partition.index)
+            self._log.exception("trim_failed", **partition.log_fields)
         followed.is_trimming = False
-        if followed.named_in == NOT_NAMED or not self._is_current(followed):
+        if followed.sent_in == NOT_SENT or not self._is_current(followed):
             return
         if is_done:
-            self._position(followed)
+            self._queue_position(followed)
         else:
-            self._later(followed, FAILED_RETRY_S)
+            self._retry_later(followed, FAILED_RETRY_S)
+
+
+class LeaderSession:
+    """The fetch session with one leader: one connection, one long poll, and recovery when either ends.
+
+    Invariant: at most two fetches are in flight, and the second is sent only to end the first. Owned by the loop.
+    """
+
+    def __init__(
+        self, runtime: Runtime, leader_id: int, host: FetcherHost, fetcher: ReplicaFetcher, log: Logger
+    ) -> None:
+        self._loop = runtime.loop
+        self._node_id = runtime.node_id
+        self._leader_id = leader_id
+        self._host = host
+        self._fetcher = fetcher
+        self._log = log
+        self._connection: Connection | None = None
+        self._version = FETCH_VERSION
+        self._id = 0
+        self._epoch = 0
+        self._number = 0
+        self._in_flight: deque[tuple[int, float]] = deque()
+        self._is_kicked = False
+        self._is_closed = False
+        self._connecting: asyncio.Task[None] | None = None
+        self._losses = 0
+        """Consecutive connections that ended before any response."""
+        self._watch: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        """Connect, unless already connected or connecting."""
+        if self._connecting is None and self._connection is None and not self._is_closed:
+            self._connecting = self._loop.create_task(self._reach(), name=f"follow-node-{self._leader_id}")
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    async def _reach(self) -> None:
+        pause_s = PAUSE_S_MIN
+        if self._losses > 1:
+            # A starting leader accepts connections before it can answer requests.
+            await asyncio.sleep(min(PAUSE_S_MIN * 2 ** (self._losses - 2), PAUSE_S_MAX))
+        while True:
+            try:
+                connection = await self._host.connect(self._leader_id)
+                self._version = connection.version(ApiKey.FETCH, FETCH_VERSION)
+                break
+            except (ClientError, OSError) as error:
+                self._log.debug("leader_not_reached", error=str(error))
+            except Exception:
+                self._log.exception("leader_not_reached")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        self._connecting = None
+        self._begin(connection)
+
+    def _begin(self, connection: Connection) -> None:
+        self._connection = connection
+        self._id = self._epoch = 0
+        self._in_flight.clear()
+        if self._watch is None:
+            self._watch = self._loop.call_later(ANSWER_TIMEOUT_S / 2, self._check_answers)
+        self._fetcher.connected()
+        self.kick()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def kick(self) -> None:
+        """Send a fetch in the next loop turn if one is due, so that it includes everything from this turn."""
+        if not self._is_kicked:
+            self._is_kicked = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._is_kicked = False
+        connection = self._connection
+        if connection is None:
+            return
+        in_flight = len(self._in_flight)
+        has_due = self._fetcher.has_due()
+        # The session has no id before the first response, so a second fetch cannot end the first until then.
+        if in_flight and (in_flight >= IN_FLIGHT_MAX or not has_due or not self._id):
+            return
+        if not in_flight and self._fetcher.may_wait():
+            return
+        self._number += 1
+        topics, forgotten = self._fetcher.next_positions(self._number)
+        request = FetchRequest(
+            replica_id=self._node_id,
+            replica_epoch=self._host.broker_epoch,
+            max_wait_ms=WAIT_MS if self._id else 0,
+            min_bytes=1,
+            max_bytes=RESPONSE_BYTES_MAX,
+            session_id=self._id,
+            session_epoch=self._epoch,
+            topics=topics,
+            forgotten=[(None, topic_id, [index]) for topic_id, index in forgotten] if self._id else [],
+        )
+        if self._id:
+            self._epoch = 1 if self._epoch == SESSION_EPOCH_MAX else self._epoch + 1
+        self._in_flight.append((self._number, self._loop.time()))
+        future = connection.send(ApiKey.FETCH, self._version, write_fetch_request(self._version, request))
+        future.add_done_callback(partial(self._answered, connection, self._number))
+
+    def _check_answers(self) -> None:
+        self._watch = self._loop.call_later(ANSWER_TIMEOUT_S / 2, self._check_answers)
+        oldest_s = self._loop.time() - WAIT_MS / 1000 - ANSWER_TIMEOUT_S
+        if self._in_flight and self._in_flight[0][1] < oldest_s and self._connection is not None:
+            self._log.warning("leader_does_not_answer")
+            self._connection.close()
+
+    # -- responses -----------------------------------------------------------------------------------------------------
+
+    def _answered(self, connection: Connection, number: int, future: asyncio.Future[memoryview]) -> None:
+        error: BaseException | None = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if connection is not self._connection:
+            return
+        if error is None:
+            try:
+                response = read_fetch_response(self._version, future.result())
+            except MalformedRequest as malformed:
+                error = malformed
+        if error is not None:
+            self._lost(error)
+            return
+        self._in_flight = deque(sent for sent in self._in_flight if sent[0] != number)
+        if response.error_code:
+            self._refused(ErrorCode(response.error_code))
+            return
+        if not self._id:
+            self._id, self._epoch = response.session_id, 1
+        self._losses = 0
+        self._fetcher.answered(number, response)
+        self.kick()
+
+    def _lost(self, error: BaseException) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if not self._is_closed:
+            self._losses += 1
+            say = self._log.info if self._losses == 1 else self._log.debug
+            say("leader_connection_lost", error=str(error))
+            self.open()
+
+    def _refused(self, code: ErrorCode) -> None:
+        """Start a new session after a top-level error: at once for a session error, otherwise after a pause."""
+        connection, self._connection = self._connection, None
+        is_over = code in SESSION_ERRORS
+        if not is_over:
+            self._log.info("leader_refused_fetch", error=code.name)
+        if connection is not None:
+            self._loop.call_later(0 if is_over else REFUSED_PAUSE_S, self._resume, connection)
+
+    def _resume(self, connection: Connection) -> None:
+        if self._is_closed or self._connection is not None:
+            connection.close()
+        elif connection.is_closed:
+            self._lost(ConnectionLost("closed meanwhile"))
+        else:
+            self._begin(connection)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from chronik.metadata.calls import ReplicaReport, ReportedResult
 from chronik.metadata.elections import Loss
 from chronik.metadata.image import NO_LEADER
 from chronik.node.replicas.partition import Partition
-from chronik.observe.logging import Logger
+from chronik.node.runtime import Runtime
 from chronik.wire.errors import ErrorCode, KafkaError
 
 REPORT_INTERVAL_S = 1.0
@@ -39,19 +39,17 @@ class ReplicaReports:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        node_id: int,
-        partitions: Callable[[], Iterable[Partition]],
+        runtime: Runtime,
+        partitions: Mapping[tuple[str, int], Partition],
         report: Report,
         on_reported: OnReported,
-        log: Logger,
     ) -> None:
-        self._loop = loop
-        self._node_id = node_id
+        self._loop = runtime.loop
+        self._node_id = runtime.node_id
         self._partitions = partitions
         self._report = report
         self._on_reported = on_reported
-        self._log = log
+        self._log = runtime.log.bind(component="storage")
         self._pending: dict[tuple[UUID, int], ReplicaReport] = {}
         self._urgent: dict[tuple[UUID, int], ReplicaReport] = {}
         """Reports for open logs: nothing on this node waits for the outcome."""
@@ -149,7 +147,7 @@ class ReplicaReports:
         """Report log ends of leaderless partitions: if only unproven replicas are left, the longest log is elected."""
         reports = [
             report_of(partition)
-            for partition in self._partitions()
+            for partition in self._partitions.values()
             if (image := partition.image) is not None and image.leader == NO_LEADER and self._node_id in image.unproven
         ]
         for at in range(0, len(reports), REPORTS_PER_CALL_MAX):
@@ -157,9 +155,7 @@ class ReplicaReports:
 
 
 def report_of(partition: Partition, loss: Loss | None = None, reason: str = "") -> ReplicaReport:
-    log = partition.log
-    end = log.log_end_offset
-    last_epoch = log.epoch_of(end - 1) if end > log.log_start_offset else -1
+    lost = "" if loss is None else loss.value
     return ReplicaReport(
-        partition.topic_id, partition.index, end, last_epoch, "" if loss is None else loss.value, reason
+        partition.topic_id, partition.index, partition.log_end_offset, partition.last_epoch, lost, reason
     )

@@ -14,21 +14,18 @@ fetch ends the previous one with an empty response.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from random import Random
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
-from chronik.metadata.image import ClusterImage
-from chronik.node.environment import Environment
-from chronik.node.replicas.damage import is_damage
-from chronik.node.replicas.partition import Partition
-from chronik.node.serving.connection import Buffer, Reply, Request
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition import ColdOutcomes, ColdRead, Partition, is_damage, run_cold_reads
+from chronik.node.replicas.replication import Replication
+from chronik.node.runtime import Runtime
+from chronik.node.serving.connection import Reply, Request
 from chronik.node.serving.fetch_sessions import EPOCH_MAX, FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION
-from chronik.observe.logging import Logger
-from chronik.observe.metrics import Metrics
-from chronik.replication.divergence import EpochEnd
-from chronik.storage.reading import ReadJob
+from chronik.replication.follower import EpochEnd
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
     HIGH_WATERMARK_NOT_SENT,
@@ -43,53 +40,31 @@ WAIT_MS_MAX = 10_000
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 
 EntryKey = tuple[UUID | None, int]
+Topics = dict[UUID | None, list[FetchPartitionResponse]]
 
 
-class ReplicaHome(Protocol):
-    """The lookup of hosted partitions, implemented by the partition host."""
-
-    @property
-    def image(self) -> ClusterImage: ...
-
-    def partition_by_id(self, topic_id: UUID, index: int) -> Partition | None: ...
-
-    def replica_heard(self, replica_id: int) -> None: ...
-
-
+@dataclass(slots=True, eq=False)
 class Entry:
     """One partition in one follower's session."""
 
-    __slots__ = ("diverging", "error", "is_open", "key", "partition", "rose_s", "start", "told", "wanted")
-
-    def __init__(self, key: EntryKey, wanted: FetchPartition) -> None:
-        self.key = key
-        self.wanted = wanted
-        self.partition: Partition | None = None
-        self.is_open = False
-        """Whether records may be sent: a fetch included the partition, and it has had no response since."""
-        self.error = ErrorCode.none
-        self.diverging: EpochEnd | None = None
-        self.start = -1
-        """The leader's log start, for a follower that fetches from below it."""
-        self.told = (-1, -1)
-        """The high watermark and log start that the follower knows."""
-        self.rose_s: float | None = None
+    key: EntryKey
+    requested: FetchPartition
+    partition: Partition | None = None
+    is_open: bool = False
+    """Whether records may be sent: a fetch included the partition, and it has had no response since."""
+    error: ErrorCode = ErrorCode.none
+    diverging: EpochEnd | None = None
+    start: int = -1
+    """The leader's log start, for a follower that fetches from below it."""
+    reported: tuple[int, int] = (-1, -1)
+    """The high watermark and log start that the follower knows."""
+    rose_s: float | None = None
 
 
 class WaitingReplicaFetch(NamedTuple):
     request: Request
     reply: Reply
     max_bytes: int
-
-
-class ColdRead(NamedTuple):
-    """A read that would block the loop. `generation` is the partition's generation when the read began."""
-
-    response: FetchPartitionResponse
-    partition: Partition
-    generation: int
-    max_bytes: int
-    job: ReadJob
 
 
 class ReplicaSession:
@@ -106,7 +81,7 @@ class ReplicaSession:
         self.broker_epoch = -1
         self.epoch = INITIAL_EPOCH + 1
         self._sessions = sessions
-        self._loop = sessions.loop
+        self._loop = sessions.runtime.loop
         self._entries: dict[EntryKey, Entry] = {}
         self._by_partition: dict[Partition, Entry] = {}
         self._ready: dict[Entry, None] = {}
@@ -124,8 +99,8 @@ class ReplicaSession:
             for index in indexes:
                 self._forget((topic_id, index))
         for topic in fetch.topics:
-            for wanted in topic.partitions:
-                self._name((topic.topic_id, wanted.partition), wanted)
+            for requested in topic.partitions:
+                self._take_position((topic.topic_id, requested.partition), requested)
         waiting = WaitingReplicaFetch(request, reply, min(fetch.max_bytes, RESPONSE_BYTES_MAX))
         if self._ready or fetch.max_wait_ms <= 0 or self.id == NO_SESSION:
             self._answer(waiting)
@@ -135,12 +110,12 @@ class ReplicaSession:
         if self._news:
             self._wake_later()
 
-    def _name(self, key: EntryKey, wanted: FetchPartition) -> None:
+    def _take_position(self, key: EntryKey, requested: FetchPartition) -> None:
         """Take the follower's position in one partition, and allow the next response for it."""
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Entry(key, wanted)
-        entry.wanted = wanted
+            entry = self._entries[key] = Entry(key, requested)
+        entry.requested = requested
         entry.is_open = False
         entry.error = ErrorCode.none
         entry.diverging = None
@@ -148,14 +123,7 @@ class ReplicaSession:
         try:
             partition = self._find(key)
             entry.start = partition.log_start_offset
-            entry.diverging = partition.replica_fetched(
-                self.replica_id,
-                self.broker_epoch,
-                wanted.current_leader_epoch,
-                wanted.fetch_offset,
-                wanted.last_fetched_epoch,
-                wanted.log_start_offset,
-            )
+            entry.diverging = partition.replica_fetched(self.replica_id, self.broker_epoch, requested)
         except KafkaError as error:
             entry.error = error.code
             self._ready[entry] = None
@@ -167,18 +135,18 @@ class ReplicaSession:
         partition.listen(self)
         entry.is_open = entry.diverging is None
         # Trust what the request states, not what was sent: the follower may have discarded an earlier response.
-        is_stated = wanted.high_watermark != HIGH_WATERMARK_NOT_SENT
-        entry.told = (wanted.high_watermark if is_stated else -1, wanted.log_start_offset)
-        if entry.diverging is not None or partition.log_end_offset > wanted.fetch_offset:
+        is_stated = requested.high_watermark != HIGH_WATERMARK_NOT_SENT
+        entry.reported = (requested.high_watermark if is_stated else -1, requested.log_start_offset)
+        if entry.diverging is not None or partition.log_end_offset > requested.fetch_offset:
             self._ready[entry] = None
-        elif entry.told != (partition.high_watermark, partition.log_start_offset):
+        elif entry.reported != (partition.high_watermark, partition.log_start_offset):
             self._news[entry] = None
 
     def _find(self, key: EntryKey) -> Partition:
         topic_id, index = key
-        if topic_id is None or topic_id not in self._sessions.home.image.names_by_id:
+        if topic_id is None or not self._sessions.knows(topic_id):
             raise KafkaError(ErrorCode.unknown_topic_id)
-        partition = self._sessions.home.partition_by_id(topic_id, index)
+        partition = self._sessions.partition_by_id(topic_id, index)
         if partition is None:
             raise KafkaError(ErrorCode.not_leader_or_follower)
         return partition
@@ -266,7 +234,7 @@ class ReplicaSession:
     def _answer(self, waiting: WaitingReplicaFetch) -> None:
         """Answer with all ready partitions, up to the size limit, and every changed watermark."""
         left_bytes = min(waiting.max_bytes, self._sessions.bytes_allowed())
-        topics: dict[UUID | None, list[FetchPartitionResponse]] = {}
+        topics: Topics = {}
         cold: list[ColdRead] = []
         has_records = False
         for entry in list(self._ready):
@@ -285,7 +253,7 @@ class ReplicaSession:
             if entry.partition is not None and entry not in self._ready:
                 topics.setdefault(entry.key[0], []).append(self._describe(entry))
         if cold:
-            self._sessions.read_cold(cold, lambda: self._send(waiting, topics))
+            run_cold_reads(self._sessions.runtime, cold, lambda outcomes: self._answer_cold(waiting, topics, outcomes))
         else:
             self._send(waiting, topics)
         if self.id == NO_SESSION:
@@ -293,16 +261,16 @@ class ReplicaSession:
 
     def _describe(self, entry: Entry) -> FetchPartitionResponse:
         partition = entry.partition
-        response = FetchPartitionResponse(entry.wanted.partition)
+        response = FetchPartitionResponse(entry.requested.partition)
         response.log_start_offset = entry.start
         self._news.pop(entry, None)
         if partition is None:
             return response
         response.high_watermark = response.last_stable_offset = partition.high_watermark
         response.log_start_offset = partition.log_start_offset
-        entry.told = (partition.high_watermark, partition.log_start_offset)
+        entry.reported = (partition.high_watermark, partition.log_start_offset)
         if entry.rose_s is not None:
-            self._sessions.metrics.watermark_propagation.observe(self._loop.time() - entry.rose_s)
+            self._sessions.runtime.metrics.watermark_propagation.observe(self._loop.time() - entry.rose_s)
             entry.rose_s = None
         return response
 
@@ -318,13 +286,12 @@ class ReplicaSession:
             response.diverging_epoch = entry.diverging
             return 0
         log = partition.log
-        offset, end = entry.wanted.fetch_offset, log.log_end_offset
-        max_bytes = max(0, min(entry.wanted.max_bytes, left_bytes))
+        offset, end = entry.requested.fetch_offset, log.log_end_offset
+        max_bytes = max(0, min(entry.requested.max_bytes, left_bytes))
         try:
             read = log.read(offset, max_bytes, end, min_one_batch=is_first)
             if read is None:
-                job = partition.read_job(offset, max_bytes, end, min_one_batch=is_first)
-                cold.append(ColdRead(response, partition, partition.generation, max_bytes, job))
+                cold.append(partition.cold_read(response, offset, max_bytes, end, min_one_batch=is_first))
                 size_bytes = max_bytes
             else:
                 response.records = read.data
@@ -337,19 +304,41 @@ class ReplicaSession:
         except Exception as error:
             if is_damage(error):
                 partition.found_damaged(offset, "read", str(error))
-            self._sessions.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(error))
+            self._sessions.log.error("read_failed", **partition.log_fields, error=repr(error))
             response.error_code = ErrorCode.kafka_storage_error
             size_bytes = 0
         entry.is_open = False
         return size_bytes
 
-    def _send(self, waiting: WaitingReplicaFetch, topics: dict[UUID | None, list[FetchPartitionResponse]]) -> None:
+    def _answer_cold(self, waiting: WaitingReplicaFetch, topics: Topics, outcomes: ColdOutcomes | None) -> None:
+        """Fill the responses with the data that was not in the page cache, and answer."""
+        if outcomes is None:
+            return
+        for read, outcome in outcomes:
+            partition = read.partition
+            if partition.generation != read.generation:
+                # The log was truncated or the role changed meanwhile: the read may mix bytes of two logs.
+                read.response.error_code = ErrorCode.not_leader_or_follower
+            elif not isinstance(outcome, Exception) and len(outcome):
+                if read.job.damaged_at is not None:
+                    # The follower will reject the batch. It can fetch the intact one from another leader.
+                    partition.found_damaged(read.job.damaged_at)
+                read.response.records = outcome
+            else:
+                if isinstance(outcome, Exception) and is_damage(outcome):
+                    partition.found_damaged(read.job.offset, "read", str(outcome))
+                # Without an error the follower would wait forever for these records.
+                self._sessions.log.error("read_failed", **partition.log_fields, error=repr(outcome))
+                read.response.error_code = ErrorCode.kafka_storage_error
+        self._send(waiting, topics)
+
+    def _send(self, waiting: WaitingReplicaFetch, topics: Topics) -> None:
         request, reply, _ = waiting
         if reply.done:
             return
         named = [(None, topic_id, responses) for topic_id, responses in topics.items()]
         body = write_fetch_response(request.api_version, 0, self.id, named)
-        self._sessions.metrics.bytes_out += sum(len(part) for part in body)
+        self._sessions.runtime.metrics.bytes_out += sum(len(part) for part in body)
         reply.send(body)
 
 
@@ -358,20 +347,21 @@ class ReplicaSessions:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        home: ReplicaHome,
-        metrics: Metrics,
-        log: Logger,
+        runtime: Runtime,
+        metadata: MetadataLog,
+        replication: Replication,
+        partition_by_id: Callable[[UUID, int], Partition | None],
     ) -> None:
-        self.loop = loop
-        self.home = home
-        self.metrics = metrics
-        self.log = log
+        self.runtime = runtime
+        self.log = runtime.log.bind(component="replication")
+        self.partition_by_id = partition_by_id
         self.bytes_allowed: Callable[[], int] = lambda: RESPONSE_BYTES_MAX
-        self._env = env
-        self._random: Random = env.random
+        self._metadata = metadata
+        self._replication = replication
         self._sessions: dict[int, ReplicaSession] = {}
+
+    def knows(self, topic_id: UUID) -> bool:
+        return topic_id in self._metadata.image.names_by_id
 
     def handle(self, request: Request, reply: Reply, fetch: FetchRequest) -> None:
         try:
@@ -380,7 +370,7 @@ class ReplicaSessions:
             reply.failed = True
             reply.send(write_fetch_response(request.api_version, error.code, NO_SESSION, []))
             return
-        self.home.replica_heard(fetch.replica_id)
+        self._replication.replica_heard(fetch.replica_id)
         session.broker_epoch = fetch.replica_epoch
         session.fetch(request, reply, fetch)
 
@@ -394,7 +384,7 @@ class ReplicaSessions:
             raise KafkaError(
                 ErrorCode.cluster_authorization_failed, f"this connection is not that of node {replica_id}"
             )
-        broker = self.home.image.brokers.get(replica_id)
+        broker = self._metadata.image.brokers.get(replica_id)
         if broker is None:
             raise KafkaError(ErrorCode.broker_id_not_registered, f"node {replica_id} is not known here yet")
         if fetch.replica_epoch < broker.epoch:
@@ -405,7 +395,7 @@ class ReplicaSessions:
         if fetch.session_epoch == INITIAL_EPOCH:
             if known is not None:
                 self.forget(known)
-            session_id = self._random.getrandbits(31) or 1
+            session_id = self.runtime.env.random.getrandbits(31) or 1
             session = self._sessions[replica_id] = ReplicaSession(self, session_id, replica_id)
             request.connection.when_closed(session, lambda: self.forget(session))
             return session
@@ -426,43 +416,3 @@ class ReplicaSessions:
     def close(self) -> None:
         for session in list(self._sessions.values()):
             self.forget(session)
-
-    def read_cold(self, cold: list[ColdRead], done: Callable[[], None]) -> None:
-        """Read data that is not in the page cache in a thread, fill the responses, and call `done`."""
-        future = self.loop.run_in_executor(self._env.executor, run_reads, [read.job for read in cold])
-
-        def finished(outcomes: asyncio.Future[list[Buffer | Exception]]) -> None:
-            for read in cold:
-                read.partition.jobs.end()
-            if outcomes.cancelled():
-                return
-            for read, outcome in zip(cold, outcomes.result(), strict=True):
-                partition = read.partition
-                if partition.generation != read.generation:
-                    # The log was truncated or the role changed meanwhile: the read may mix bytes of two logs.
-                    read.response.error_code = ErrorCode.not_leader_or_follower
-                elif not isinstance(outcome, Exception) and len(outcome):
-                    if read.job.damaged_at is not None:
-                        # The follower will reject the batch. It can fetch the intact one from another leader.
-                        partition.found_damaged(read.job.damaged_at)
-                    read.response.records = outcome
-                else:
-                    if isinstance(outcome, Exception) and is_damage(outcome):
-                        partition.found_damaged(read.job.offset, "read", str(outcome))
-                    # Without an error the follower would wait forever for these records.
-                    self.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(outcome))
-                    read.response.error_code = ErrorCode.kafka_storage_error
-            done()
-
-        future.add_done_callback(finished)
-
-
-def run_reads(jobs: Iterable[Callable[[], Buffer]]) -> list[Buffer | Exception]:
-    """Run the reads. Runs in a thread: touches files only."""
-    outcomes: list[Buffer | Exception] = []
-    for job in jobs:
-        try:
-            outcomes.append(job())
-        except Exception as error:
-            outcomes.append(error)
-    return outcomes

@@ -7,19 +7,19 @@ for the leaders that this node follows, proposals to the controller for partitio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from chronik.client.connection import Connection
 from chronik.metadata.image import ClusterImage, PartitionImage
-from chronik.node.environment import Environment
-from chronik.node.replicas.cluster_links import ClusterLinks
-from chronik.node.replicas.damage import HowFound
-from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.checkpoints import Checkpoints
+from chronik.node.replicas.partition import HowFound, Partition
 from chronik.node.replicas.replica_fetcher import ReplicaFetcher
-from chronik.observe.logging import Logger
+from chronik.node.replicas.replica_reports import ReplicaReports, Report
+from chronik.node.runtime import Runtime
 from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
 from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
 from chronik.storage.log import Log
@@ -34,46 +34,52 @@ SETTLE_S = 0.06
 """Delay before the next proposal after a failed handover. It is short because nothing is served until then."""
 HEARD_S_MAX = 0.5
 """How long a leader with a read-only log, and its producers, wait for the outcome of the handover in the metadata."""
-GIVE_AWAY_INTERVAL_S = 0.5
+TRANSFER_INTERVAL_S = 0.5
 HAND_OVER_S_MAX = 1.0
 """How long a leader stops accepting records while its successor catches up."""
 
-LowerRecoveryPoint = Callable[["Partition", int], Awaitable[None]]
+IsrMembers: TypeAlias = tuple[tuple[int, int], ...]
+"""Broker ids with their broker epochs, -1 if unknown."""
+
+ProposeIsr: TypeAlias = Callable[[UUID, int, int, int, IsrMembers, int], Awaitable[object]]
+"""(topic id, partition, leader epoch, partition epoch, members, hand over to).
+
+The last is -1 if this node continues to lead. Returns when the controller has committed the proposal. Raises KafkaError
+if it has not, or if the outcome is unknown: the proposal may still be committed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLinks:
+    """Supplied by the broker. `connect` opens a connection for replication only, since its requests may take long."""
+
+    connect: Callable[[int], Awaitable[Connection]]
+    propose_isr: ProposeIsr
+    report_replicas: Report
+    lease_is_valid: Callable[[], bool]
 
 
 class Replication:
     """Owned by the loop. Invariant: a partition is fetched from its leader by one fetcher, or led here, or neither."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        node_id: int,
-        lag_ms_max: int,
-        links: ClusterLinks,
-        data_path: str,
-        lower_recovery_point: LowerRecoveryPoint,
-        distrust_page_cache: Callable[[], Coroutine[Any, Any, None]],
-        log: Logger,
+        self, runtime: Runtime, links: ClusterLinks, checkpoints: Checkpoints, reports: ReplicaReports, data_path: str
     ) -> None:
         self.live: Mapping[int, int] = {}
-        self.lag_ms_max = lag_ms_max
+        self.broker_epoch = -1
+        self.connect = links.connect
         self.lease_is_valid = links.lease_is_valid
-        self.leader_lacks: Callable[[Partition, str], None] = lambda *found: None
-        """Called when a leader lacks committed records that this node has; set by the reporting component."""
-        self.may_have_lost: Callable[[Partition, str], None] = lambda *found: None
-        """Called when the page cache may have lost acknowledged records; set by the reporting component."""
-        self.damaged: Callable[[Partition, int, HowFound, str], None] = lambda *found: None
+        self.leader_lacks = reports.leader_lacks
+        self.damaged: Callable[[Partition, int, HowFound, str], None] = lambda *damage: None
         """Called when damage is found in a partition's log; set by the healing component."""
-        self._loop = loop
-        self._env = env
-        self._node_id = node_id
-        self._links = links
+        self._runtime = runtime
+        self._loop = runtime.loop
+        self._node_id = runtime.node_id
+        self._propose_isr = links.propose_isr
+        self._checkpoints = checkpoints
+        self._reports = reports
         self._data_path = data_path
-        self._lower_recovery_point = lower_recovery_point
-        self._distrust_page_cache = distrust_page_cache
-        self._log = log.bind(component="replication")
-        self._broker_epoch = -1
+        self._log = runtime.log.bind(component="replication")
         self._led: dict[Partition, None] = {}
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._followed: dict[Partition, ReplicaFetcher] = {}
@@ -82,9 +88,9 @@ class Replication:
         self._changes: dict[Partition, asyncio.Future[None]] = {}
         """For each partition with a pending ISR proposal: done when the metadata changes the partition."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._given_away: set[tuple[UUID, int]] = set()
+        self._transferring: set[tuple[UUID, int]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._checked_s = loop.time()
+        self._checked_s = self._loop.time()
         self._is_closed = False
 
     def close(self) -> None:
@@ -98,24 +104,8 @@ class Replication:
         self._followed = {}
         self._led = {}
 
-    # -- queries -------------------------------------------------------------------------------------------------------
-
     def now_ms(self) -> int:
         return int(self._loop.time() * 1000)
-
-    def wall_ms(self) -> int:
-        return self._env.wall_ms()
-
-    def broker_epoch(self) -> int:
-        return self._broker_epoch
-
-    def connect(self, node_id: int) -> Awaitable[Connection]:
-        return self._links.connect(node_id)
-
-    def counted(self, partition: Partition) -> None:
-        fetcher = self._followed.get(partition)
-        if fetcher is not None:
-            fetcher.counted(partition)
 
     def replica_heard(self, replica_id: int) -> None:
         self._heard_ms[replica_id] = self.now_ms()
@@ -130,11 +120,11 @@ class Replication:
         }
         own = image.brokers.get(self._node_id)
         epoch = -1 if own is None else own.epoch
-        if epoch != self._broker_epoch:
+        if epoch != self.broker_epoch:
             # Leaders accept positions only under this broker's current epoch.
-            self._broker_epoch = epoch
+            self.broker_epoch = epoch
             for fetcher in self._fetchers.values():
-                fetcher.name_all()
+                fetcher.resend_positions()
 
     def role_changed(self, partition: Partition) -> None:
         """Follow the partition's leader, or monitor its replicas if this node leads."""
@@ -153,9 +143,7 @@ class Replication:
         if leader_id not in (NO_LEADER, self._node_id):
             fetcher = self._fetchers.get(leader_id)
             if fetcher is None:
-                fetcher = self._fetchers[leader_id] = ReplicaFetcher(
-                    self._loop, self._node_id, leader_id, self, self._log
-                )
+                fetcher = self._fetchers[leader_id] = ReplicaFetcher(self._runtime, leader_id, self)
             self._followed[partition] = fetcher
             fetcher.follow(partition)
         if partition.leader is not None and len(partition.replicas) > 1:
@@ -166,7 +154,7 @@ class Replication:
         else:
             self._led.pop(partition, None)
 
-    def gone(self, partition: Partition) -> None:
+    def partition_closed(self, partition: Partition) -> None:
         """Stop following or monitoring a partition that was closed."""
         self._led.pop(partition, None)
         known = self._followed.get(partition)
@@ -182,9 +170,6 @@ class Replication:
 
     # -- in-sync replicas ----------------------------------------------------------------------------------------------
 
-    def isr_is_due(self, partition: Partition) -> None:
-        self._check(partition)
-
     def _check_all(self) -> None:
         self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_all) if self._led else None
         now_s = self._loop.time()
@@ -193,9 +178,9 @@ class Replication:
         for partition in list(self._led):
             if has_stalled and partition.leader is not None:
                 partition.leader.stalled(self.now_ms())
-            self._check(partition)
+            self.check_isr(partition)
 
-    def _check(self, partition: Partition) -> None:
+    def check_isr(self, partition: Partition) -> None:
         leader = partition.leader
         if leader is None or self._is_closed:
             return
@@ -203,14 +188,13 @@ class Replication:
         to = partition.hands_over_to
         proposed: ProposedIsr | None = None
         if to != NO_LEADER:
-            if leader.counted_end_of(to) >= partition.log_end_offset:
+            if leader.durable_end_of(to) >= partition.log_end_offset:
                 proposed = leader.propose_hand_over(
                     to, now_ms, self.live, leaves=partition.log.read_only or partition.is_damaged
                 )
         else:
             before = leader.high_watermark
             proposed = leader.check_isr(partition.log_end_offset, now_ms, self.live, self._heard_ms)
-            leader.advanced()
             partition.watermark_checked(before)
         if proposed is not None:
             self._run(self._propose(partition, leader, proposed))
@@ -219,11 +203,10 @@ class Replication:
         async with self._proposals:
             reason = await self._put_to_controller(partition, proposed)
         is_committed = not reason
-        leader.proposal_ended(proposed.partition_epoch, is_committed, self.now_ms())
+        leader.isr.ended(proposed.partition_epoch, is_committed, self.now_ms())
         self._log.info(
             "isr_proposed",
-            topic=partition.topic,
-            partition=partition.index,
+            **partition.log_fields,
             isr=[replica for replica, _ in proposed.isr],
             hand_over_to=proposed.hand_over_to,
             committed=is_committed,
@@ -235,13 +218,13 @@ class Replication:
         if not is_committed:
             # The handover may still be committed: serve nothing until the next proposal decides that.
             partition.hands_over_to = NO_LEADER
-            self._loop.call_later(SETTLE_S, self._check, partition)
+            self._loop.call_later(SETTLE_S, self.check_isr, partition)
 
     def _hand_over_is_unheard(self, partition: Partition, leader: PartitionLeader) -> None:
         """A node with a failed disk may never learn the outcome of its handover: it cannot store metadata either."""
         if partition.leader is leader and partition.log.read_only:
             partition.hands_over_to = NO_LEADER
-            partition.doubt_outcomes()
+            partition.fail_with_unknown_outcome()
 
     async def _put_to_controller(self, partition: Partition, proposed: ProposedIsr) -> str:
         """Return why the proposal is not known to be committed, or an empty string if it is committed.
@@ -250,8 +233,8 @@ class Replication:
         case the metadata shows the outcome.
         """
 
-        async def ask() -> None:
-            await self._links.propose_isr(
+        async def propose() -> None:
+            await self._propose_isr(
                 partition.topic_id,
                 partition.index,
                 proposed.leader_epoch,
@@ -260,37 +243,36 @@ class Replication:
                 proposed.hand_over_to,
             )
 
-        asked = self._run(ask())
+        answer = self._run(propose())
         changed = self._changes[partition] = self._loop.create_future()
-        await asyncio.wait([asked, changed], timeout=PROPOSAL_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            asked.cancel()
+        await asyncio.wait([answer, changed], timeout=PROPOSAL_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
             if not changed.done():
-                return "no answer in time"
-            is_so = set(partition.in_sync_replicas) == {replica for replica, _ in proposed.isr}
-            return "" if is_so else "the partition has changed meanwhile"
+                return "no response in time"
+            is_committed = set(partition.in_sync_replicas) == {replica for replica, _ in proposed.isr}
+            return "" if is_committed else "the partition has changed meanwhile"
         try:
-            await asked
+            await answer
         except (KafkaError, TimeoutError) as error:
-            return str(error) or "no answer in time"
+            return str(error) or "no response in time"
         except Exception:
-            self._log.exception("isr_proposal_failed", topic=partition.topic, partition=partition.index)
+            self._log.exception("isr_proposal_failed", **partition.log_fields)
             return "unexpected"
         return ""
 
     # -- leadership handover -------------------------------------------------------------------------------------------
 
-    def hand_over(self, partitions: Iterable[tuple[Partition, int, int]]) -> None:
-        """Hand over leadership of (partition, leader epoch, successor) once the successor has the whole log."""
-        for partition, leader_epoch, to in partitions:
-            leader = partition.leader
-            if leader is None or leader.leader_epoch != leader_epoch or not partition.leads:
-                continue
-            if to == self._node_id or to not in leader.in_sync_replicas:
-                continue
-            partition.hand_over(to)
-            self._loop.call_later(HAND_OVER_S_MAX, self._hand_over_is_late, partition, leader, to)
-            self._check(partition)
+    def hand_over(self, partition: Partition, leader_epoch: int, to: int) -> None:
+        """Hand over leadership once the successor `to` has the whole log."""
+        leader = partition.leader
+        if leader is None or leader.leader_epoch != leader_epoch or not partition.leads:
+            return
+        if to == self._node_id or to not in leader.in_sync_replicas:
+            return
+        partition.hand_over(to)
+        self._loop.call_later(HAND_OVER_S_MAX, self._hand_over_is_late, partition, leader, to)
+        self.check_isr(partition)
 
     def log_failed(self, partition: Partition) -> None:
         """Hand over to another in-sync replica: this node can no longer accept records."""
@@ -299,14 +281,14 @@ class Replication:
             return
         for replica in leader.in_sync_replicas:
             if replica != self._node_id and replica in self.live:
-                self.hand_over([(partition, leader.leader_epoch, replica)])
+                self.hand_over(partition, leader.leader_epoch, replica)
                 return
 
     def sync_failed(self, partition: Partition) -> None:
-        self._run(self._distrust_page_cache())
-        if partition.counts_unsynced:
+        self._run(self._checkpoints.distrust_page_cache())
+        if partition.acknowledges_unsynced:
             # The disk may reject that note too, so the controller must know.
-            self.may_have_lost(partition, "a sync failed")
+            self._reports.may_have_lost(partition, "a sync failed")
         self.log_failed(partition)
 
     def cannot_lead(self, partition: Partition) -> None:
@@ -314,55 +296,59 @@ class Replication:
             is_led = not partition.is_closed and partition.leader is None
             return partition.image if is_led else None
 
-        self.give_away(partition.topic, partition.topic_id, partition.index, led)
+        self.transfer_leadership(partition.topic, partition.topic_id, partition.index, led)
 
-    def give_away(self, topic: str, topic_id: UUID, index: int, led: Callable[[], PartitionImage | None]) -> None:
+    def transfer_leadership(
+        self, topic: str, topic_id: UUID, index: int, led: Callable[[], PartitionImage | None]
+    ) -> None:
         """Transfer leadership that this node cannot take, because its log is not open or is damaged.
 
         This node has acknowledged nothing in that leader epoch, so every in-sync replica has all records. `led` returns
         the partition while this node still cannot lead it, else None.
         """
         key = (topic_id, index)
-        if key not in self._given_away and not self._is_closed:
-            self._given_away.add(key)
-            self._run(self._give_away(topic, key, led))
+        if key not in self._transferring and not self._is_closed:
+            self._transferring.add(key)
+            self._run(self._transfer_leadership(topic, key, led))
 
-    async def _give_away(self, topic: str, key: tuple[UUID, int], led: Callable[[], PartitionImage | None]) -> None:
-        said = ""
+    async def _transfer_leadership(
+        self, topic: str, key: tuple[UUID, int], led: Callable[[], PartitionImage | None]
+    ) -> None:
+        logged = ""
         while (image := led()) is not None and image.leader == self._node_id and not self._is_closed:
             to = next((other for other in image.isr if other != self._node_id and other in self.live), NO_LEADER)
             reason = "no other replica is in sync"
             if to != NO_LEADER:
-                reason = await self._give_to(to, key, image)
-            if reason != said:
-                said = reason
+                reason = await self._propose_leader(to, key, image)
+            if reason != logged:
+                logged = reason
                 say = self._log.error if reason else self._log.info
                 say("cannot_lead", topic=topic, partition=key[1], hand_over_to=to, reason=reason)
-            await asyncio.sleep(GIVE_AWAY_INTERVAL_S)
-        self._given_away.discard(key)
+            await asyncio.sleep(TRANSFER_INTERVAL_S)
+        self._transferring.discard(key)
 
-    async def _give_to(self, to: int, key: tuple[UUID, int], image: PartitionImage) -> str:
+    async def _propose_leader(self, to: int, key: tuple[UUID, int], image: PartitionImage) -> str:
         """Return why the transfer failed, or an empty string if it succeeded."""
         members = tuple((replica, UNKNOWN) for replica in image.isr)
         try:
             async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
-                await self._links.propose_isr(*key, image.leader_epoch, image.partition_epoch, members, to)
+                await self._propose_isr(*key, image.leader_epoch, image.partition_epoch, members, to)
         except (KafkaError, TimeoutError) as error:
-            return str(error) or "no answer in time"
+            return str(error) or "no response in time"
         return ""
 
     def _hand_over_is_late(self, partition: Partition, leader: PartitionLeader, to: int) -> None:
-        if partition.leader is leader and partition.hands_over_to == to and leader.is_settled:
-            partition.keep()
+        if partition.leader is leader and partition.hands_over_to == to and leader.isr.is_settled:
+            partition.cancel_handover()
 
     # -- truncations ---------------------------------------------------------------------------------------------------
 
-    async def cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+    async def truncate(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
         """Truncate a follower's log while no other job uses it; return whether it was truncated."""
         # In its own task: the caller may be cancelled before the truncation ends.
-        return await asyncio.shield(self._run(self._cut(partition, role, decision)))
+        return await asyncio.shield(self._run(self._truncate(partition, role, decision)))
 
-    async def _cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+    async def _truncate(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
         log = partition.log
         offset = decision.offset
         if partition.jobs.is_exclusive or partition.is_closed or partition.role is not role:
@@ -372,7 +358,7 @@ class Replication:
         if partition.is_closed:
             partition.jobs.end_exclusive()
             return False
-        self._report_cut(partition, role, decision)
+        self._log_truncation(partition, role, decision)
         image = partition.image
         # Records from before an unclean election may have been acknowledged, even if this replica does not know it.
         is_given_up = image is not None and log.epoch_of(min(offset, before - 1)) < image.unclean_epoch
@@ -381,46 +367,45 @@ class Replication:
         lost = [] if isinstance(decision, StartOver) else log.producers.first_from(offset)
         try:
             # Before the truncation: otherwise, after a crash, the missing end would look like damage.
-            await self._lower_recovery_point(partition, 0 if keeps else min(offset, before))
+            await self._checkpoints.lower(partition, 0 if keeps else min(offset, before))
         except OSError as error:
             self._log.error("recovery_point_not_lowered", topic=partition.topic, error=str(error))
-            partition.cut_ended(before)
+            partition.truncation_ended(before)
             return False
         try:
-            await self._loop.run_in_executor(self._env.executor, self._cut_log, log, decision, keeps)
+            await self._runtime.run_blocking(partial(self._truncate_log, log, decision, keeps))
             is_done = True
         except Exception as error:
             # Half done: only reopening the log can show what is left.
             log.read_only = log.read_only_forever = True
             log.read_only_reason = f"truncation failed: {error}"
-            self._log.exception("truncation_failed", topic=partition.topic, partition=partition.index)
+            self._log.exception("truncation_failed", **partition.log_fields)
         if isinstance(decision, StartOver):
             role.started_over(decision)
-            partition.cut_ended(0)
+            partition.truncation_ended(0)
         else:
             role.truncated(log.log_end_offset)
-            partition.cut_ended(log.log_end_offset, lost)
+            partition.truncation_ended(log.log_end_offset, lost)
         return is_done
 
-    def _cut_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> None:
+    def _truncate_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> None:
         """In a thread. Records that an administrator gave up are set aside with their segments."""
         starts_over = isinstance(decision, StartOver)
         if keeps:
             first = log.log_start_offset if starts_over else decision.offset
-            for folder in log.set_aside_from(first, self._data_path, self._env.wall_ms()):
+            for folder in log.set_aside_from(first, self._data_path, self._runtime.env.wall_ms()):
                 self._log.warning("records_set_aside", to=folder, reason="an unclean election has given them up")
         if starts_over:
             log.truncate_fully(decision.offset)
         else:
             log.truncate_to(decision.offset)
 
-    def _report_cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
+    def _log_truncation(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
         """Log the truncation, as an error if it removes records that were acknowledged to clients."""
         say = self._log.error if decision.below_watermark else self._log.info
         say(
             "truncated_below_watermark" if decision.below_watermark else "log_truncated",
-            topic=partition.topic,
-            partition=partition.index,
+            **partition.log_fields,
             offset=decision.offset,
             log_end_offset=partition.log_end_offset,
             high_watermark=role.high_watermark,
@@ -429,28 +414,23 @@ class Replication:
             starts_over=isinstance(decision, StartOver),
         )
 
-    async def follow_log_start(self, partition: Partition, offset: int) -> None:
-        """Raise the log start to the leader's log start `offset`."""
-        if not partition.is_closed and not partition.jobs.is_exclusive:
-            await partition.raise_log_start(offset)
-
     # -- damage --------------------------------------------------------------------------------------------------------
 
     def follow_again(self, partition: Partition) -> None:
         """Send the partition's position to its leader again, or stop sending it while the replica is being healed."""
         fetcher = self._followed.get(partition)
         if fetcher is not None:
-            fetcher.name_again(partition)
+            fetcher.resend_position(partition)
 
-    async def set_aside(self, partition: Partition, offset: int, data_path: str) -> tuple[str, ...]:
+    async def set_aside(self, partition: Partition, offset: int) -> tuple[str, ...]:
         """Move aside the segment that should hold `offset` and all later ones; return the folders they moved to.
 
         KafkaError if the log is not available for that. OSError if it is half done: then the log is read-only.
         """
         # In its own task: the caller may be cancelled before this ends.
-        return await asyncio.shield(self._run(self._set_aside(partition, offset, data_path)))
+        return await asyncio.shield(self._run(self._set_aside(partition, offset)))
 
-    async def _set_aside(self, partition: Partition, offset: int, data_path: str) -> tuple[str, ...]:
+    async def _set_aside(self, partition: Partition, offset: int) -> tuple[str, ...]:
         log, role = partition.log, partition.role
         if partition.jobs.is_exclusive:
             raise KafkaError(ErrorCode.kafka_storage_error, "the log is being truncated")
@@ -459,14 +439,14 @@ class Replication:
             if partition.is_closed or not isinstance(role, PartitionFollower):
                 raise KafkaError(ErrorCode.not_leader_or_follower, "the replica does not follow")
             # Before moving segments: otherwise, after a crash, the missing end would look like damage.
-            await self._lower_recovery_point(partition, log.log_start_offset)
-            cut = partial(log.set_aside_from, offset, data_path, self._env.wall_ms())
-            folders = await self._loop.run_in_executor(self._env.executor, cut)
+            await self._checkpoints.lower(partition, log.log_start_offset)
+            move = partial(log.set_aside_from, offset, self._data_path, self._runtime.env.wall_ms())
+            folders = await self._runtime.run_blocking(move)
             role.truncated(log.log_end_offset)
             return tuple(folders)
         finally:
             unknown = KafkaError(ErrorCode.request_timed_out, "this replica no longer has what it had written")
-            partition.cut_ended(log.log_end_offset, error=unknown)
+            partition.truncation_ended(log.log_end_offset, error=unknown)
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work, name="replication")

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 
-from chronik.node.environment import Environment
 from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.observe.logging import Logger
-from chronik.observe.metrics import Metrics
+from chronik.node.runtime import Runtime
 from chronik.storage.scrubbing import SegmentScrub
 
 DISK_TIME_SHARE_MAX = 0.05
@@ -28,24 +26,15 @@ BAD_INDEX = "an index does not describe the batches of its segment"
 class Scrubber:
     """One task. Owned by the loop; segments are read in the executor, one chunk at a time."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        interval_ms: int,
-        host: PartitionHost,
-        healing: Healing,
-        metrics: Metrics,
-        log: Logger,
-    ) -> None:
-        """`interval_ms` 0 disables scrubbing."""
-        self._loop = loop
-        self._env = env
-        self._interval_s = interval_ms / 1000
+    def __init__(self, runtime: Runtime, host: PartitionHost, healing: Healing) -> None:
+        self._runtime = runtime
+        self._loop = runtime.loop
+        self._interval_s = runtime.config.scrub_interval_ms / 1000
+        """0 disables scrubbing."""
         self._host = host
         self._healing = healing
-        self._metrics = metrics
-        self._log = log.bind(component="storage")
+        self._metrics = runtime.metrics
+        self._log = runtime.log.bind(component="storage")
         self._s_per_byte = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -68,7 +57,7 @@ class Scrubber:
 
     async def _pass(self) -> None:
         partitions = list(self._host.partitions.values())
-        self._env.random.shuffle(partitions)
+        self._runtime.env.random.shuffle(partitions)
         total_bytes = sum(partition.log.closed_bytes() for partition in partitions)
         self._s_per_byte = self._interval_s / max(1, total_bytes)
         for partition in partitions:
@@ -88,9 +77,9 @@ class Scrubber:
 
     async def _step(self, partition: Partition, scrub: SegmentScrub) -> bool:
         """Read the next chunk, and evaluate the segment after the last one; return whether that worked."""
-        where = {"topic": partition.topic, "partition": partition.index, "segment": scrub.segment.base_offset}
+        where = {**partition.log_fields, "segment": scrub.segment.base_offset}
         try:
-            await self._loop.run_in_executor(self._env.executor, scrub.step)
+            await self._runtime.run_blocking(scrub.step)
             if scrub.is_done and partition.log.has_scrubbed(scrub):
                 await self._judge(partition, scrub)
         except OSError as error:
@@ -112,9 +101,7 @@ class Scrubber:
             partition.found_damaged(base_offset, "scrub", f"segment {base_offset}: {scrub.damage}")
         elif scrub.has_bad_index:
             job = partition.log.rebuild_indexes_job(scrub)
-            partition.log.indexes_rebuilt(scrub, await self._loop.run_in_executor(self._env.executor, job))
-            self._log.warning(
-                "index_rebuilt", topic=partition.topic, partition=partition.index, segment=base_offset, reason=BAD_INDEX
-            )
+            partition.log.indexes_rebuilt(scrub, await self._runtime.run_blocking(job))
+            self._log.warning("index_rebuilt", **partition.log_fields, segment=base_offset, reason=BAD_INDEX)
             self._metrics.damages_found["scrub"] += 1
             self._healing.index_rebuilt(partition, base_offset, BAD_INDEX)

@@ -16,8 +16,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch, DiskWrite
-from chronik.node.environment import Environment
-from chronik.observe.metrics import Metrics
+from chronik.node.runtime import Runtime
 
 if TYPE_CHECKING:
     from chronik.storage.syncing import SyncJob
@@ -29,7 +28,7 @@ BUSY_FROM_REQUESTS = 16
 BUSY_PAUSE_S = 0.0005
 
 
-class Synced(Protocol):
+class SyncTarget(Protocol):
     """What is synced: a partition."""
 
     def sync_job(self) -> SyncJob | None: ...
@@ -48,31 +47,23 @@ class Synced(Protocol):
 class Syncer:
     """Invariant: a partition is synced by a round that starts after its request. Owned by the loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        metrics: Metrics,
-        disk: DiskWatch,
-        *,
-        is_vital: bool = True,
-    ) -> None:
-        """`is_vital`: acknowledgements wait for the sync."""
-        self._loop = loop
-        self._env = env
-        self._metrics = metrics
+    def __init__(self, runtime: Runtime, disk: DiskWatch) -> None:
         self.disk = disk
-        self._is_vital = is_vital
-        self._dirty: dict[Synced, None] = {}
+        self._loop = runtime.loop
+        self._executor = runtime.env.executor
+        self._metrics = runtime.metrics
+        self._is_vital = runtime.config.durability == "synced"
+        """Whether acknowledgments wait for the sync."""
+        self._dirty: dict[SyncTarget, None] = {}
         self._is_running = False
         self._requests = 0
         self._shares_left = 0
         self._rounds_done = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._shares_late = 0
-        self._stalled: dict[Synced, None] = {}
+        self._stalled: dict[SyncTarget, None] = {}
 
-    def request(self, partition: Synced) -> None:
+    def request(self, partition: SyncTarget) -> None:
         """Sync this partition's appends soon; then its `synced` or `sync_failed` is called."""
         self._dirty[partition] = None
         self._requests += 1
@@ -98,7 +89,7 @@ class Syncer:
             await waiter
 
     def _start(self) -> None:
-        jobs: list[tuple[Synced, SyncJob]] = []
+        jobs: list[tuple[SyncTarget, SyncJob]] = []
         for partition in self._dirty:
             job = partition.sync_job()
             if job is not None:
@@ -114,13 +105,13 @@ class Syncer:
         for first in range(shares):
             self._hand_over(jobs[first::shares])
 
-    def _hand_over(self, share: list[tuple[Synced, SyncJob]]) -> None:
+    def _hand_over(self, share: list[tuple[SyncTarget, SyncJob]]) -> None:
         started_s = self._loop.time()
         write = self.disk.begin(lambda: self._late(share), is_vital=self._is_vital)
-        done = self._loop.run_in_executor(self._env.executor, _run_jobs, [job for _, job in share], write)
+        done = self._loop.run_in_executor(self._executor, _run_jobs, [job for _, job in share], write)
         done.add_done_callback(lambda future: self._finished(share, future, started_s, write))
 
-    def _late(self, share: list[tuple[Synced, SyncJob]]) -> None:
+    def _late(self, share: list[tuple[SyncTarget, SyncJob]]) -> None:
         self._shares_late += 1
         for partition in [*(partition for partition, _ in share), *self._dirty]:
             self._stall(partition)
@@ -129,14 +120,14 @@ class Syncer:
             if not waiter.done():
                 waiter.set_exception(TimeoutError(NO_ANSWER))
 
-    def _stall(self, partition: Synced) -> None:
+    def _stall(self, partition: SyncTarget) -> None:
         if self._shares_late and partition not in self._stalled:
             self._stalled[partition] = None
             partition.stalled()
 
     def _finished(
         self,
-        share: list[tuple[Synced, SyncJob]],
+        share: list[tuple[SyncTarget, SyncJob]],
         future: asyncio.Future[list[Exception | None]],
         started_s: float,
         write: DiskWrite,

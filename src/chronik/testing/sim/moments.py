@@ -22,7 +22,7 @@ WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
     (Partition, "append_fetched", not BEFORE, "partition.replicated"),
     (Partition, "synced", BEFORE, "partition.synced"),
     (Partition, "_watermark_rose", BEFORE, "partition.committed"),
-    (Partition, "cut_ended", not BEFORE, "partition.truncated"),
+    (Partition, "truncation_ended", not BEFORE, "partition.truncated"),
     (Partition, "_lead", not BEFORE, "partition.leads"),
     (Partition, "_follow", not BEFORE, "partition.follows"),
     (InSyncReplicas, "propose", not BEFORE, "isr.proposed"),
