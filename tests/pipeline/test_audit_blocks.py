@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chronik.pipeline.audit_blocks import (
+from chronik.pipeline.audit.blocks import (
     ACKED,
     BY_POSITION,
     CONTROL,
@@ -22,7 +22,7 @@ from chronik.pipeline.audit_blocks import (
     Rows,
     reconcile,
 )
-from chronik.pipeline.audit_result import AuditResult, summarise
+from chronik.pipeline.audit.result import AuditResult, summarise
 
 SIZE = 64
 TIME_MS = 1_700_000_000_000

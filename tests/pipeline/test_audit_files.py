@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from chronik.client.ledger import Ledger
-from chronik.pipeline import audit_files
-from chronik.pipeline.audit_blocks import ACKED
-from chronik.pipeline.audit_files import TOMBSTONE, file_ranges, read_lines, snapshot
+from chronik.pipeline.audit import files as audit_files
+from chronik.pipeline.audit.blocks import ACKED
+from chronik.pipeline.audit.files import TOMBSTONE, file_ranges, read_lines, snapshot
 from chronik.pipeline.errors import PipelineError
 from chronik.wire.checksum import record_checksum
 

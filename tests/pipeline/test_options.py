@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from chronik.client.topics import EARLIEST, LATEST
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.options import EARLIEST, LATEST, Edge, SourceOptions
+from chronik.pipeline.source.options import Edge, SourceOptions
 
 WHERE = {"kafka.bootstrap.servers": "a:1, b:2", "subscribe": "t"}
 
@@ -35,7 +36,7 @@ def test_offsets_and_timestamps_are_parsed_by_partition() -> None:
 def test_assign_selects_partitions() -> None:
     options = SourceOptions.parse({"kafka.bootstrap.servers": "a:1", "assign": '{"t": [0, 2]}'}, streaming=False)
     assert options.topics == ("t",)
-    assert [options.wants("t", partition) for partition in range(3)] == [True, False, True]
+    assert options.assigned == frozenset({("t", 0), ("t", 2)})
 
 
 @pytest.mark.parametrize(

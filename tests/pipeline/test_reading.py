@@ -11,13 +11,12 @@ from tests.support.node import Node
 from tests.support.ports import free_ports
 from tests.support.topics import NOW_MS, numbered
 
-from chronik.pipeline.blocking import BlockingCluster, parse_bootstrap
-from chronik.pipeline.columns import RecordRange
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.options import SourceOptions
-from chronik.pipeline.planning import Planner
-from chronik.pipeline.positions import Position
-from chronik.pipeline.reading import ReadSettings, read_range
+from chronik.pipeline.source.blocking import BlockingCluster, parse_bootstrap
+from chronik.pipeline.source.options import SourceOptions
+from chronik.pipeline.source.planner import Planner, Position
+from chronik.pipeline.source.ranges import RecordRange
+from chronik.pipeline.source.reading import ReadSettings, read_range
 from chronik.wire.compression import ZSTD
 
 
@@ -167,13 +166,13 @@ def test_the_source_detects_a_recreated_topic(shared_node: Node, source: Any) ->
     topics.delete(at, name)
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(20))
-    with pytest.raises(PipelineError, match="was deleted and made again since"):
+    with pytest.raises(PipelineError, match="was deleted and recreated since"):
         strict.step(position)
-    with pytest.raises(PipelineError, match="was deleted and made again while it was read"):
+    with pytest.raises(PipelineError, match="was deleted and recreated while it was read"):
         list(read_range(wanted, topic_id, ReadSettings(at)))
     following = lenient.step(position)
     assert lenient.read(position, following) == offsets(name, 0, 0, 20)
-    assert "made again" in lenient.warnings[0]
+    assert "recreated" in lenient.warnings[0]
 
 
 def test_the_error_names_a_deleted_topic(shared_node: Node, source: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.pipeline.support_traces import START_MS, Story, consuming, stopped_consumer
 
 from chronik.observe.traces import FetchServed
-from chronik.pipeline.stalls import Stall
+from chronik.pipeline.stalls.detector import Stall
 
 
 def causes(stalls: list[Stall]) -> list[str]:

@@ -170,7 +170,7 @@ def test_a_stream_fails_if_its_topic_was_recreated_while_it_was_stopped(
     again = Landing(read_stream(**options), tmp_path)
     with pytest.raises(Exception) as raised:
         again.to_the_end()
-    assert "was deleted and made again" in (failure_line(raised.value) or "")
+    assert "was deleted and recreated" in (failure_line(raised.value) or "")
     assert again.places == []
 
 
@@ -179,6 +179,6 @@ def test_the_package_registers_the_source_in_the_active_session(
 ) -> None:
     """The last test here: from now on the session has the registered source, not the one that it discovered."""
     topics.create(shared_node.bootstrap, "spark-registered", 1)
-    pipeline.registering.register_active()
-    assert spark in pipeline.registering._registered
+    pipeline.session.register_active()
+    assert spark in pipeline.session._registered
     assert read(subscribe="spark-registered").count() == 0

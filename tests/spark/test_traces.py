@@ -18,8 +18,8 @@ from tests.support.topics import numbered
 from chronik.client.batches import Batches
 from chronik.metadata.names import TRACES_TOPIC
 from chronik.observe.traces import encode_trace
-from chronik.pipeline.blocking import BlockingCluster
-from chronik.pipeline.stalls_job import check_traces, stalls_of
+from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.stalls.job import check_traces, stalls_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

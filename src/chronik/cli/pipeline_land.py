@@ -18,7 +18,7 @@ from chronik.cli.pipeline_connector import with_connector
 from chronik.cli.pipeline_spark import Conf, Master, jvm_pid, parse_conf, spark_for
 
 if TYPE_CHECKING:
-    from chronik.pipeline.land import LandSettings, TopicLanding
+    from chronik.pipeline.land.topic_landing import LandSettings, TopicLanding
 
 CHECKPOINTS = ".checkpoints"
 POLL_S = 0.25
@@ -53,7 +53,7 @@ def land(
         raise CliError(f"--source {source} is unknown: use {' or '.join(SOURCES)}")
     try:
         from chronik.pipeline.errors import PipelineError
-        from chronik.pipeline.land import LandSettings
+        from chronik.pipeline.land.topic_landing import LandSettings
     except ImportError as error:
         raise CliError(f"{error.name} is not installed: pip install 'chronik[spark]'") from None
     settings = LandSettings(
@@ -86,9 +86,9 @@ def _run(
     master: str | None,
     conf: dict[str, str],
 ) -> None:
-    from chronik.pipeline.land import TopicLanding, topic_ids
-    from chronik.pipeline.land_claim import claim
-    from chronik.pipeline.land_schema import parse_schema
+    from chronik.pipeline.land.claim import claim
+    from chronik.pipeline.land.schema import parse_schema
+    from chronik.pipeline.land.topic_landing import TopicLanding, topic_ids
 
     ids = topic_ids(settings.bootstrap, topics)
     with claim(settings.checkpoint) as claimed, spark_for("chronik-land", master, conf) as spark:
@@ -188,7 +188,7 @@ def _starting(text: str) -> dict[str, str]:
 
 
 def _check_names(topics: list[str], with_dead_letters: bool) -> None:
-    from chronik.pipeline.land import dead_letters_name
+    from chronik.pipeline.land.topic_landing import dead_letters_name
 
     taken = {CHECKPOINTS}
     for name in [*topics, *(dead_letters_name(topic) for topic in topics if with_dead_letters)]:

@@ -29,8 +29,8 @@ def traces(
 ) -> None:
     """List the times in which a traced partition had records and nobody was handed any, each with its cause."""
     with one_line():
-        from chronik.pipeline.report_stalls import stall_line, stalls_html, stalls_sentence
-        from chronik.pipeline.stalls_job import check_traces, stalls_of
+        from chronik.pipeline.report.stalls import stall_line, stalls_html, stalls_sentence
+        from chronik.pipeline.stalls.job import check_traces, stalls_of
 
         start_ms = time_option("--from", since)
         check_traces(bootstrap)
