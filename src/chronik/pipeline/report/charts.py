@@ -1,11 +1,13 @@
-"""Charts as SVG text, for reports that open without a network: bars, lines over time, and strips with marks."""
+"""The charts of reports: bars, lines over time, and strips with marks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import NamedTuple
+
+from chronik.observe.svg import Axis, circle, drawing, line, polyline, rect, text
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 84, 16, 28, 30
 CHART_HEIGHT = 260
@@ -39,26 +41,23 @@ def bar_chart(labels: Sequence[str], series: Sequence[Series], level: float | No
     """Draw groups of bars. `level` is a horizontal line, such as the mean."""
     highest = max([*(value for one in series for value in one.values), level or 0, 1])
     steps = ticks(0, highest)
-    scale = (CHART_HEIGHT - TOP - BOTTOM) / steps[-1]
+    up = Axis(0, steps[-1], CHART_HEIGHT - BOTTOM, TOP)
     group = (WIDTH - LEFT - RIGHT) / max(1, len(labels))
     bar = min(BAR_WIDTH_MAX, group * 0.8 / max(1, len(series)))
-    shapes = _grid(steps, lambda value: CHART_HEIGHT - BOTTOM - value * scale)
-    for at, label in enumerate(labels):
-        middle = LEFT + group * (at + 0.5)
-        if len(labels) <= 40 or at % (len(labels) // 40 + 1) == 0:
-            shapes.append(_text(middle, CHART_HEIGHT - 10, label, "middle"))
+    shapes = _grid(steps, up)
+    for index, label in enumerate(labels):
+        middle = LEFT + group * (index + 0.5)
+        if len(labels) <= 40 or index % (len(labels) // 40 + 1) == 0:
+            shapes.append(text(middle, CHART_HEIGHT - 10, label, "middle"))
         for number, one in enumerate(series):
-            height = one.values[at] * scale
-            x = middle + (number - len(series) / 2) * bar
-            title = _title(f"{label}: {one.name} {one.values[at]:,.0f}")
-            shapes.append(
-                f'<rect x="{x:.1f}" y="{CHART_HEIGHT - BOTTOM - height:.1f}" width="{max(1.0, bar - 1):.1f}" '
-                f'height="{height:.1f}" fill="{_colour(one, number)}">{title}</rect>'
-            )
+            x, y = middle + (number - len(series) / 2) * bar, up.at(one.values[index])
+            name = f"{label}: {one.name} {one.values[index]:,.0f}"
+            height = CHART_HEIGHT - BOTTOM - y
+            shapes.append(rect(x, y, max(1.0, bar - 1), height, name, fill=_colour(one, number)))
     if level is not None:
-        y = CHART_HEIGHT - BOTTOM - level * scale
-        shapes.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        shapes.append(_text(WIDTH - RIGHT, y - 4, level_text, "end"))
+        y = up.at(level)
+        shapes.append(line(LEFT, y, WIDTH - RIGHT, y, class_="level"))
+        shapes.append(text(WIDTH - RIGHT, y - 4, level_text, "end"))
     return _svg(CHART_HEIGHT, shapes) + _legend(series)
 
 
@@ -73,31 +72,19 @@ def line_chart(series: Sequence[Series], marks: Iterable[Mark] = ()) -> str:
     steps = ticks(
         min(0, *(value for one in series for value in one.values)), max(1, *(v for s in series for v in s.values))
     )
-    across = (WIDTH - LEFT - RIGHT) / (end - begin)
-    up = (CHART_HEIGHT - TOP - BOTTOM) / (steps[-1] - steps[0])
-
-    def x(time: float) -> float:
-        return LEFT + (min(max(time, begin), end) - begin) * across
-
-    def y(value: float) -> float:
-        return CHART_HEIGHT - BOTTOM - (value - steps[0]) * up
-
-    shapes = _grid(steps, y)
+    across = Axis(begin, end, LEFT, WIDTH - RIGHT)
+    up = Axis(steps[0], steps[-1], CHART_HEIGHT - BOTTOM, TOP)
+    shapes = _grid(steps, up)
     for mark in marked:
-        left, wide = x(mark.start), max(MARK_WIDTH_MIN, x(mark.stop) - x(mark.start))
-        shapes.append(
-            f'<rect class="{mark.kind} shade" x="{left:.1f}" y="{TOP}" width="{wide:.1f}" '
-            f'height="{CHART_HEIGHT - TOP - BOTTOM}">{_title(mark.text)}</rect>'
-        )
+        x, stop = (across.at(min(max(time, begin), end)) for time in (mark.start, mark.stop))
+        width, height = max(MARK_WIDTH_MIN, stop - x), CHART_HEIGHT - TOP - BOTTOM
+        shapes.append(rect(x, TOP, width, height, mark.text, class_=f"{mark.kind} shade"))
     for number, one in enumerate(series):
-        points = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in zip(one.times_ms, one.values, strict=True))
-        shapes.append(f'<polyline points="{points}" stroke="{_colour(one, number)}">{_title(one.name)}</polyline>')
-        for time, value in zip(one.times_ms, one.values, strict=True) if len(one.values) <= 2 else ():
-            shapes.append(f'<circle cx="{x(time):.1f}" cy="{y(value):.1f}" r="3" fill="{_colour(one, number)}"/>')
-    for part in range(TICKS):
-        time = begin + (end - begin) * part / (TICKS - 1)
-        anchor = "start" if part == 0 else "end" if part == TICKS - 1 else "middle"
-        shapes.append(_text(x(time), CHART_HEIGHT - 10, clock(time, end - begin), anchor))
+        points = [(across.at(time), up.at(value)) for time, value in zip(one.times_ms, one.values, strict=True)]
+        shapes.append(polyline(points, _colour(one, number), one.name))
+        for point in points if len(points) <= 2 else ():
+            shapes.append(circle(*point, 3, _colour(one, number)))
+    shapes += _scale(begin, end, across, CHART_HEIGHT, as_times=True)
     return _svg(CHART_HEIGHT, shapes) + _legend(series)
 
 
@@ -107,23 +94,19 @@ def strip_chart(rows: Sequence[tuple[str, float, float, Sequence[Mark]]], *, as_
         return ""
     begin, end = min(start for _, start, _, _ in rows), max(stop for _, _, stop, _ in rows)
     end = end if end > begin else begin + 1
-    across = (WIDTH - LEFT - RIGHT) / (end - begin)
+    across = Axis(begin, end, LEFT, WIDTH - RIGHT)
     height = TOP + STRIP_PITCH * len(rows) + BOTTOM
     shapes: list[str] = []
-    for at, (label, start, stop, marks) in enumerate(rows):
-        y = TOP + STRIP_PITCH * at
-        shapes.append(_text(LEFT - 8, y + STRIP_HEIGHT - 4, label, "end"))
-        shapes.append(_box("strip", LEFT + (start - begin) * across, y, (stop - start) * across, ""))
+    for index, (label, start, stop, marks) in enumerate(rows):
+        y = TOP + STRIP_PITCH * index
+        shapes.append(text(LEFT - 8, y + STRIP_HEIGHT - 4, label, "end"))
+        x = across.at(start)
+        shapes.append(rect(x, y, max(1.0, across.at(stop) - x), STRIP_HEIGHT, class_="strip"))
         for mark in marks:
-            left = LEFT + (mark.start - begin) * across
-            wide = max(MARK_WIDTH_MIN, (mark.stop - mark.start) * across)
-            shapes.append(_box(mark.kind, left, y, wide, mark.text))
-    for part in range(TICKS):
-        value = begin + (end - begin) * part / (TICKS - 1)
-        anchor = "start" if part == 0 else "end" if part == TICKS - 1 else "middle"
-        shown = clock(value, end - begin) if as_times else f"{value:,.0f}"
-        shapes.append(_text(LEFT + (value - begin) * across, height - 10, shown, anchor))
-    return _svg(height, shapes)
+            x = across.at(mark.start)
+            width = max(MARK_WIDTH_MIN, across.at(mark.stop) - x)
+            shapes.append(rect(x, y, width, STRIP_HEIGHT, mark.text, class_=mark.kind))
+    return _svg(height, shapes + _scale(begin, end, across, height, as_times=as_times))
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -149,20 +132,24 @@ def clock(time_ms: float, span_ms: float) -> str:
     return shown.strftime("%H:%M:%S") if span_ms > 10_000 else shown.strftime("%H:%M:%S.%f")[:-3]
 
 
-def _grid(steps: Sequence[float], y: Callable[[float], float]) -> list[str]:
+def _grid(steps: Sequence[float], up: Axis) -> list[str]:
     shapes = []
     for value in steps:
-        at = y(value)
-        shapes.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        shapes.append(_text(LEFT - 8, at + 4, f"{value:,.0f}" if value == int(value) else f"{value:,.1f}", "end"))
+        y = up.at(value)
+        shapes.append(line(LEFT, y, WIDTH - RIGHT, y, class_="grid"))
+        shapes.append(text(LEFT - 8, y + 4, f"{value:,.0f}" if value == int(value) else f"{value:,.1f}", "end"))
     return shapes
 
 
-def _box(kind: str, x: float, y: float, width: float, text: str) -> str:
-    return (
-        f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{max(1.0, width):.1f}" height="{STRIP_HEIGHT}">'
-        f"{_title(text) if text else ''}</rect>"
-    )
+def _scale(begin: float, end: float, across: Axis, height: int, *, as_times: bool) -> list[str]:
+    """Label the horizontal axis at the bottom."""
+    shapes = []
+    for part in range(TICKS):
+        value = begin + (end - begin) * part / (TICKS - 1)
+        anchor = "start" if part == 0 else "end" if part == TICKS - 1 else "middle"
+        shown = clock(value, end - begin) if as_times else f"{value:,.0f}"
+        shapes.append(text(across.at(value), height - 10, shown, anchor))
+    return shapes
 
 
 def _legend(series: Sequence[Series]) -> str:
@@ -177,14 +164,5 @@ def _colour(one: Series, number: int) -> str:
     return one.colour or COLOURS[number % len(COLOURS)]
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _title(text: str) -> str:
-    return f"<title>{escape(text)}</title>"
-
-
-def _svg(height: float, shapes: Sequence[str]) -> str:
-    inside = "\n".join(shapes)
-    return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">\n{inside}\n</svg>'
+def _svg(height: int, shapes: Sequence[str]) -> str:
+    return drawing(WIDTH, height, shapes, width=WIDTH, height=height, role="img")
