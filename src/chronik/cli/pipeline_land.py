@@ -91,8 +91,8 @@ def _run(
     from chronik.pipeline.land.topic_landing import TopicLanding, topic_ids
 
     ids = topic_ids(settings.bootstrap, topics)
-    with claim(settings.checkpoint) as claimed, spark_for("chronik-land", master, conf) as spark:
-        claimed.name_jvm(jvm_pid(spark))
+    with claim(settings.checkpoint) as record_jvm, spark_for("chronik-land", master, conf) as spark:
+        record_jvm(jvm_pid(spark))
         fields = None if schema is None else parse_schema(schema, schema_name)
         landings = [TopicLanding(spark, topic, ids[topic], settings, fields) for topic in topics]
         started_s = time.monotonic()

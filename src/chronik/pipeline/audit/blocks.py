@@ -81,22 +81,11 @@ class Finding(NamedTuple):
     extra: int = 0
 
 
-def reconcile(
-    partition: int,
-    base: int,
-    size: int,
-    rows: Rows,
-    bounds: Bounds,
-    given: Sequence[int],
-    *,
-    is_compacted: bool = False,
-) -> list[Finding]:
-    """Return all findings of one block. `given`: the sides of this audit, READABLE among them."""
-    return list(_Block(partition, base, size, rows, bounds, tuple(given), is_compacted).findings())
+class Block:
+    """Arrays with one value per segment. Segment i is `edges[i]` up to but not including `edges[i + 1]`.
 
-
-class _Block:
-    """Arrays with one value per segment. Segment i is `edges[i]` up to but not including `edges[i + 1]`."""
+    `given`: the sides of this audit, READABLE among them.
+    """
 
     def __init__(
         self,
@@ -105,11 +94,12 @@ class _Block:
         size: int,
         rows: Rows,
         bounds: Bounds,
-        given: tuple[int, ...],
-        is_compacted: bool,
+        given: Sequence[int],
+        *,
+        is_compacted: bool = False,
     ) -> None:
         self.partition, self.base, self.bounds = partition, base, bounds
-        self.given, self.is_compacted = given, is_compacted
+        self.given, self.is_compacted = tuple(given), is_compacted
         self.is_dense = len(rows.start) > size // DENSE_FROM
         self.edges = self._cut(rows, base, size)
         self.lengths = np.diff(self.edges)
@@ -161,6 +151,7 @@ class _Block:
         return int(self.lengths[chosen].sum())
 
     def findings(self) -> Iterator[Finding]:
+        """Compare all sides."""
         missing = self._missing()
         for side in self.given:
             yield from self._counts(side)

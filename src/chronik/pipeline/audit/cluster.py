@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Mapping
 from typing import Any
 
 from chronik.client.cluster import Deadline
@@ -16,7 +17,7 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import KafkaError
 
 BROKER_RESOURCE = 4
-HTTP_TIMEOUT_S = 3.0
+ASK_TIMEOUT_S = 3.0
 
 
 def partitions_of(cluster: BlockingCluster, topic: str) -> tuple[list[int], str]:
@@ -33,10 +34,12 @@ def log_bounds(cluster: BlockingCluster, topic: str, partitions: list[int]) -> d
     return {name[1]: (min(starts[name], ends[name]), ends[name]) for name in names}
 
 
-def offsets_at(cluster: BlockingCluster, topic: str, partitions: list[int], time_ms: int) -> dict[int, int | None]:
-    """Return the first offset at or after a time, or None if there is none."""
-    offsets = cluster.offsets([(topic, partition) for partition in partitions], time_ms)
-    return {partition: offset if offset >= 0 else None for (_, partition), offset in offsets.items()}
+def offsets_at(
+    cluster: BlockingCluster, topic: str, logs: Mapping[int, tuple[int, int]], time_ms: int
+) -> dict[int, int]:
+    """Return the first offset at or after a time in each log, or its end if there is none."""
+    offsets = cluster.offsets([(topic, partition) for partition in logs], time_ms)
+    return {partition: offset if offset >= 0 else logs[partition][1] for (_, partition), offset in offsets.items()}
 
 
 def is_compacted(cluster: BlockingCluster, topic: str) -> bool:
@@ -62,7 +65,7 @@ def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
         return ()
     for address in filter(None, addresses):
         try:
-            view = get_json(address, "/api/cluster", HTTP_TIMEOUT_S)
+            view = get_json(address, "/api/cluster", ASK_TIMEOUT_S)
         except (OSError, http.client.HTTPException, ValueError):
             continue
         # Nodes listen on 127.0.0.1 by default. Seen from another machine, a different cluster may listen there.
@@ -81,8 +84,8 @@ async def _http_address(cluster: BlockingCluster, node: int) -> str:
     }
     values = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
     try:
-        connection = await cluster.cluster.connection(node, Deadline(HTTP_TIMEOUT_S))
-        answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=HTTP_TIMEOUT_S)
+        connection = await cluster.cluster.connection(node, Deadline(ASK_TIMEOUT_S))
+        answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=ASK_TIMEOUT_S)
     except (ClientError, KafkaError):
         return ""
     return next((entry.value or "" for entry in answer.results[0].configs if entry.name == "listen.http"), "")

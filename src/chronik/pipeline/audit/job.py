@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from chronik.pipeline.audit.blocks import (
     LANDED,
     MARK,
     READABLE,
+    Block,
     Bounds,
     Finding,
-    reconcile,
 )
 from chronik.pipeline.audit.cluster import (
     committed_offsets,
@@ -41,7 +41,7 @@ from chronik.pipeline.audit.cluster import (
 from chronik.pipeline.audit.files import TOMBSTONE, FileRange, JsonLines, file_ranges, read_lines, snapshot
 from chronik.pipeline.audit.log import FETCH, HEADERS, RECORDS, LogRange, read_log
 from chronik.pipeline.audit.result import AuditResult, summarise
-from chronik.pipeline.audit.rows import ROW_DDL, rows_of, rows_table
+from chronik.pipeline.audit.rows import KEYED_SCHEMA, ROW_SCHEMA, rows_of, rows_table
 from chronik.pipeline.audit.table import LandedFiles, find_tables, landed_rows
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
@@ -54,12 +54,11 @@ AUTO = "auto"
 BLOCK_BITS, BLOCK_BITS_MAX = 16, 20
 BATCHES_BLOCK_BITS = 19
 """If only batches are known, blocks may be larger, because their cost depends on the number of batches."""
-BLOCKS_WANTED = 1_000
+BLOCKS_MAX = 1_000
 RECORDS_PER_TASK = 2_000_000
 BLOCKS_PER_TASK = 8
 SENT = "sent:"
 """Prefix of the name of a file that Spark has distributed to its workers."""
-FINDING_DDL = "kind string, side int, partition int, start bigint, stop bigint, number bigint, extra bigint"
 FINDING_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
@@ -101,16 +100,34 @@ class AuditPlan:
     request: AuditRequest
     topic_id: str
     bounds: Mapping[int, Bounds]
-    given: tuple[int, ...]
     how: str
     nodes: tuple[str, ...]
     is_compacted: bool
-    block_bits: int
     ledger: JsonLines | None = None
     receipts: JsonLines | None = None
     tables: tuple[LandedFiles, ...] = ()
     positions: Mapping[int, int] | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Return the sides to compare."""
+        is_given = {
+            ACKED: self.ledger is not None,
+            READABLE: True,
+            DELIVERED: self.receipts is not None or self.positions is not None,
+            LANDED: bool(self.tables),
+        }
+        return tuple(side for side in is_given if is_given[side])
+
+    @property
+    def block_bits(self) -> int:
+        """Return the smallest block size that does not give too many blocks."""
+        by_record = self.how == RECORDS or self.ledger or self.receipts or self.tables
+        bits = BLOCK_BITS if by_record else BATCHES_BLOCK_BITS
+        while bits < BLOCK_BITS_MAX and self.records >> bits > BLOCKS_MAX:
+            bits += 1
+        return bits
 
     @property
     def records(self) -> int:
@@ -124,9 +141,9 @@ def prepare(request: AuditRequest) -> AuditPlan:
     receipts = None if request.receipts is None else snapshot(request.receipts, "receipts")
     for lines in (ledger, receipts):
         if lines is not None and lines.torn:
-            notes.append(f"the last line of {lines.path} is torn and left out")
+            notes.append(f"the last line of {lines.path} is incomplete and ignored")
     if request.receipts is not None and request.group is not None:
-        notes.append(f"delivered is what the receipts say: the positions of group {request.group} are not looked at")
+        notes.append(f"the receipts show what was delivered: the offsets of group {request.group} are ignored")
     tables = () if request.table is None else tuple(find_tables(request.table, request.topic))
     notes += [
         f"{table.name} holds no key, value and headers: not compared" for table in tables if not table.has_content
@@ -135,42 +152,13 @@ def prepare(request: AuditRequest) -> AuditPlan:
         partitions, topic_id = partitions_of(cluster, request.topic)
         positions = None if request.group is None else committed_offsets(cluster, request.group, request.topic)
         logs = log_bounds(cluster, request.topic, partitions)
-        begins: Mapping[int, int | None] = (
-            dict.fromkeys(partitions, 0)
-            if request.start_ms is None
-            else offsets_at(cluster, request.topic, partitions, request.start_ms)
-        )
+        begins = {} if request.start_ms is None else offsets_at(cluster, request.topic, logs, request.start_ms)
         compacted = is_compacted(cluster, request.topic)
         nodes = http_nodes(cluster) if request.log in (AUTO, HEADERS) and not compacted else ()
     how = _how(request, nodes, compacted, notes)
-    bounds = {}
-    for partition, (start, end) in logs.items():
-        begin = begins[partition]
-        bounds[partition] = Bounds(end if begin is None else begin, start, end)
-    given = [
-        side
-        for side, is_given in (
-            (ACKED, ledger is not None),
-            (READABLE, True),
-            (DELIVERED, receipts is not None or positions is not None),
-            (LANDED, bool(tables)),
-        )
-        if is_given
-    ]
+    bounds = {partition: Bounds(begins.get(partition, 0), *log) for partition, log in logs.items()}
     return AuditPlan(
-        request,
-        topic_id,
-        bounds,
-        tuple(given),
-        how,
-        nodes,
-        compacted,
-        _block_bits(bounds, by_record=how == RECORDS or bool(ledger or receipts or tables)),
-        ledger,
-        receipts,
-        tables,
-        positions,
-        tuple(notes),
+        request, topic_id, bounds, how, nodes, compacted, ledger, receipts, tables, positions, tuple(notes)
     )
 
 
@@ -191,15 +179,6 @@ def _how(request: AuditRequest, nodes: tuple[str, ...], compacted: bool, notes: 
     return HEADERS if nodes else FETCH
 
 
-def _block_bits(bounds: Mapping[int, Bounds], *, by_record: bool) -> int:
-    """Return the smallest block size that does not give too many blocks."""
-    bits = BLOCK_BITS if by_record else BATCHES_BLOCK_BITS
-    total = sum(bound.end - bound.log_start for bound in bounds.values())
-    while bits < BLOCK_BITS_MAX and total >> bits > BLOCKS_WANTED:
-        bits += 1
-    return bits
-
-
 def run(spark: SparkSession, plan: AuditPlan) -> AuditResult:
     """Run the Spark job, then read the log bounds again, because they may have changed meanwhile."""
     findings = [Finding(*row) for row in _findings(spark, plan).collect()]
@@ -211,6 +190,8 @@ def run(spark: SparkSession, plan: AuditPlan) -> AuditResult:
 
 
 def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     parallel = spark.sparkContext.defaultParallelism
     rows = _latest_per_key(spark, plan, parallel) if plan.is_compacted else _rows(spark, _tasks(spark, plan, parallel))
     landed = landed_rows(spark, plan.tables, plan.block_bits)
@@ -224,12 +205,11 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
     def compare(key: tuple[Any, ...], table: Any) -> Any:
         partition, block = key[0].as_py(), key[1].as_py()
         bound = bounds.get(partition, Bounds(0, 0, 0))
-        found = reconcile(partition, block << bits, 1 << bits, rows_of(table), bound, given, is_compacted=compacted)
-        columns = list(zip(*found, strict=True)) if found else [()] * len(FINDING_SCHEMA)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, FINDING_SCHEMA.types, strict=True)]
-        return pa.table(arrays, schema=FINDING_SCHEMA)
+        compared = Block(partition, block << bits, 1 << bits, rows_of(table), bound, given, is_compacted=compacted)
+        findings = [finding._asdict() for finding in compared.findings()]
+        return pa.Table.from_pylist(findings, schema=FINDING_SCHEMA)
 
-    return grouped.applyInArrow(compare, FINDING_DDL)
+    return grouped.applyInArrow(compare, from_arrow_schema(FINDING_SCHEMA))
 
 
 # Sides.
@@ -274,8 +254,10 @@ def _log_tasks(plan: AuditPlan, parallel: int) -> list[LogRange]:
     ]
 
 
-def _rows(spark: SparkSession, tasks: Sequence[Task], ddl: str = ROW_DDL) -> DataFrame:
+def _rows(spark: SparkSession, tasks: Sequence[Task], schema: Any = ROW_SCHEMA) -> DataFrame:
     """Read the rows of all tasks, with one Spark task for each."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     numbered = list(tasks)
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
@@ -283,7 +265,7 @@ def _rows(spark: SparkSession, tasks: Sequence[Task], ddl: str = ROW_DDL) -> Dat
             for number in batch.column(0).to_pylist():
                 yield from _read(numbered[number])
 
-    return spark.range(0, len(numbered), 1, max(1, len(numbered))).mapInArrow(read, ddl)
+    return spark.range(0, len(numbered), 1, max(1, len(numbered))).mapInArrow(read, from_arrow_schema(schema))
 
 
 def _read(task: Task) -> Iterator[Any]:
@@ -304,7 +286,7 @@ def _latest_per_key(spark: SparkSession, plan: AuditPlan, parallel: int) -> Data
     from pyspark.sql import functions as sql
 
     tasks = _tasks(spark, plan, parallel)
-    keyed = _rows(spark, [task for task in tasks if _has_keys(task)], f"{ROW_DDL}, key binary")
+    keyed = _rows(spark, [task for task in tasks if _has_keys(task)], KEYED_SCHEMA)
     others = _rows(spark, [task for task in tasks if not _has_keys(task)])
     latest = (
         keyed.groupBy("side", "partition", "key")

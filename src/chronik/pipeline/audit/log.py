@@ -25,7 +25,7 @@ from chronik.pipeline.audit.blocks import CONTROL, READABLE
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, record_rows, rows_table
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
-from chronik.pipeline.source.decoder import ArrowDecoder, next_offset_after, whole_batches
+from chronik.pipeline.source.decoder import ArrowDecoder, whole_batches
 from chronik.pipeline.source.ranges import RecordRange
 from chronik.pipeline.source.reading import LogShortened, PartitionFetches
 from chronik.wire.errors import KafkaError
@@ -140,10 +140,10 @@ def _page(task: LogRange, offset: int) -> _Page:
 
 def get_json(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:
     """Return a node's response. Raises ValueError if it is not a JSON object."""
-    response = json.loads(get_body(address, path, timeout_s))
-    if not isinstance(response, dict):
-        raise ValueError(f"not an object but {response!r:.80}")
-    return response
+    told = json.loads(get_body(address, path, timeout_s))
+    if not isinstance(told, dict):
+        raise ValueError(f"no object but {told!r:.80}")
+    return told
 
 
 def get_body(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> bytes:
@@ -152,11 +152,11 @@ def get_body(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> byte
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
     try:
         connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != http.client.OK:
-            refusal = json.loads(body)
-            raise ValueError(refusal.get("error", response.status) if isinstance(refusal, dict) else response.status)
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != http.client.OK:
+            told = json.loads(body)
+            raise ValueError(told.get("error", answer.status) if isinstance(told, dict) else answer.status)
         return body
     finally:
         connection.close()
@@ -180,26 +180,13 @@ def _ranges(
 def _from_fetches(task: LogRange) -> Iterator[Any]:
     requested = task.requested
     with BlockingCluster(task.bootstrap) as cluster:
-        fetches = PartitionFetches(cluster, requested, task.topic_id, committed_only=False)
         decoder = ArrowDecoder(requested, with_headers=True) if task.how == RECORDS else None
-        offset = requested.start
-        pending = fetches.send(offset)
-        while offset < requested.stop:
-            try:
-                response = cluster.run(pending)
-            except LogShortened as gap:
+        for response in PartitionFetches(cluster, requested, task.topic_id).responses():
+            if not isinstance(response, LogShortened):
+                yield from _fetched(task, memoryview(response.records), decoder)
+            elif response.resume_at is not None and decoder is not None:
                 # Retention continues during an audit. The log start read at the end accounts for what it removed.
-                if gap.resume_at is None or gap.resume_at >= requested.stop:
-                    break
-                offset = gap.resume_at
-                decoder = ArrowDecoder(requested._replace(start=offset), with_headers=True) if decoder else None
-                pending = fetches.send(offset)
-                continue
-            records = memoryview(response.records)
-            offset = next_offset_after(records, offset)
-            if offset < requested.stop:
-                pending = fetches.send(offset)
-            yield from _fetched(task, records, decoder)
+                decoder = ArrowDecoder(requested._replace(start=response.resume_at), with_headers=True)
         if decoder is not None:
             for batch in decoder.finish():
                 yield _records(task, batch)

@@ -7,7 +7,7 @@ the log start have expired, and records appended after the audit began are ignor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from chronik.pipeline.audit.blocks import ACKED, DELIVERED, LANDED, READABLE, SIDES, Bounds, Finding, bucket_width
@@ -16,7 +16,7 @@ COMPLETE, INCOMPLETE = "complete", "incomplete"
 BUCKETS_MAX = 60
 LISTED_MAX = 10_000
 """Ranges listed in the JSON per partition and kind. Counts are not limited."""
-RANGE_KINDS = ("gap", "unexpected", "duplicate")
+FAULT_COUNTS = ("expired", "gaps", "duplicates", "out_of_order", "mismatches", "unexpected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,6 @@ class Range:
     last: int
     count: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {"side": SIDES[self.side], "first": self.first, "last": self.last, "count": self.count}
-
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
@@ -38,9 +35,6 @@ class Mismatch:
     offset: int
     found: int
     expected: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {"side": SIDES[self.side], "offset": self.offset, "found": self.found, "expected": self.expected}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +127,19 @@ class AuditResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return what `chronik pipeline audit --json` prints. interface.md defines the names."""
+        partitions = [self._partition_json(found) for found in self.partitions]
         return {
             "verdict": self.verdict,
             "topic": self.topic,
             **{name: self.total(side) for side, name in enumerate(SIDES)},
-            "expired": sum(found.expired for found in self.partitions),
-            "gaps": sum(found.missing() for found in self.partitions),
-            "duplicates": sum(extra.count for found in self.partitions for extra in found.duplicates),
-            "out_of_order": sum(found.disorder for found in self.partitions),
-            "mismatches": sum(found.mismatches for found in self.partitions),
-            "unexpected": sum(extra.count for found in self.partitions for extra in found.unexpected),
+            **{name: sum(row[name] for row in partitions) for name in FAULT_COUNTS},
             "unacknowledged": sum(found.unacknowledged for found in self.partitions) if ACKED in self.given else None,
             "verified": sum(found.verified for found in self.partitions),
             "imbalance": self.imbalance,
             "log_from": self.log_from,
             "compacted": self.is_compacted,
             "notes": self.notes,
-            "partitions": [self._partition_json(found) for found in self.partitions],
+            "partitions": partitions,
             "bucket_ms": self.slice_ms,
             "buckets": self._buckets_json(),
         }
@@ -174,11 +164,11 @@ class AuditResult:
             "out_of_order": found.disorder,
             "mismatches": found.mismatches,
             "unexpected": sum(extra.count for extra in found.unexpected),
-            "gap_ranges": [gap.to_json() for gap in found.gaps[:LISTED_MAX]],
-            "duplicate_ranges": [extra.to_json() for extra in found.duplicates[:LISTED_MAX]],
-            "out_of_order_ranges": [extra.to_json() for extra in found.disordered[:LISTED_MAX]],
-            "mismatch_offsets": [extra.to_json() for extra in found.mismatched[:LISTED_MAX]],
-            "unexpected_ranges": [extra.to_json() for extra in found.unexpected[:LISTED_MAX]],
+            "gap_ranges": _listed(found.gaps),
+            "duplicate_ranges": _listed(found.duplicates),
+            "out_of_order_ranges": _listed(found.disordered),
+            "mismatch_offsets": _listed(found.mismatched),
+            "unexpected_ranges": _listed(found.unexpected),
         }
 
     def _buckets_json(self) -> list[dict[str, Any]]:
@@ -197,6 +187,10 @@ class AuditResult:
             row[SIDES[part.side]] = part.count
             row["gaps"] += part.missing
         return [row for _, row in sorted(rows.items())]
+
+
+def _listed(faults: Sequence[Range | Mismatch]) -> list[dict[str, Any]]:
+    return [{**asdict(fault), "side": SIDES[fault.side]} for fault in faults[:LISTED_MAX]]
 
 
 def summarise(
@@ -224,7 +218,7 @@ def _partition(
     partition: int, bounds: Bounds, findings: list[Finding], start_now: int, end_now: int
 ) -> PartitionResult:
     result = PartitionResult(partition, bounds)
-    ranges: dict[str, list[Range]] = {kind: [] for kind in RANGE_KINDS}
+    ranges: dict[str, list[Range]] = {"gap": [], "unexpected": [], "duplicate": []}
     for found in findings:
         match found.kind:
             case "count":

@@ -24,10 +24,6 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 KEYED_SCHEMA = ROW_SCHEMA.append(pa.field("key", pa.binary()))
-ROW_DDL = (
-    "partition int, block bigint, side tinyint, start bigint, stop bigint, seq bigint, time_ms bigint, "
-    "checksum bigint, flags tinyint"
-)
 
 Array = Any
 
@@ -92,5 +88,5 @@ def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array,
 
 
 def rows_of(table: Any) -> Rows:
-    """Return the columns as `blocks.reconcile` expects them."""
+    """Return the columns as `blocks.Block` expects them."""
     return Rows(*(table.column(name).to_numpy() for name in Rows._fields))

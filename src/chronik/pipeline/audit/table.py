@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from chronik.pipeline.audit.blocks import LANDED
-from chronik.pipeline.audit.rows import ROW_DDL, record_rows
+from chronik.pipeline.audit.rows import ROW_SCHEMA, record_rows
 from chronik.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -68,10 +68,12 @@ def landed_rows(spark: SparkSession, tables: Sequence[LandedFiles], block_bits: 
 
 
 def _rows(spark: SparkSession, table: LandedFiles, block_bits: int) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     columns = {**PLACE, **(CONTENT if table.has_content else {})}
     schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
     def rows(batches: Iterator[Any]) -> Iterator[Any]:
         return (record_rows(LANDED, batch, block_bits) for batch in batches)
 
-    return spark.read.schema(schema).parquet(*table.files).mapInArrow(rows, ROW_DDL)
+    return spark.read.schema(schema).parquet(*table.files).mapInArrow(rows, from_arrow_schema(ROW_SCHEMA))

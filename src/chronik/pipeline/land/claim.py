@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -20,25 +20,15 @@ WAIT_S_MAX = 60.0
 POLL_S = 0.1
 
 
-class Claim:
-    """Held by this process until it exits, in any way."""
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def name_jvm(self, pid: int) -> None:
-        """Record the JVM's process id for the next run, in case this process dies before it stops the JVM."""
-        if self._descriptor is None:
-            return
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(pid).encode(), 0)
-
-
 @contextmanager
-def claim(folder: str) -> Iterator[Claim]:
-    """Raises PipelineError if another landing holds the directory. A no-op on object stores, which have no locks."""
+def claim(folder: str) -> Iterator[Callable[[int], None]]:
+    """Claim the directory until this process exits, in any way. Yield a function that records the JVM's process id.
+
+    The id is for the next run, in case this process dies before it stops the JVM. Raises PipelineError if another
+    landing holds the directory. A no-op on object stores, which have no locks.
+    """
     if "://" in folder:
-        yield Claim(None)
+        yield lambda _: None
         return
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -50,10 +40,15 @@ def claim(folder: str) -> Iterator[Claim]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PipelineError(
-                f"another chronik pipeline land works with the checkpoint {folder}: stop it, or choose --checkpoint"
+                f"another chronik pipeline land uses the checkpoint {folder}: stop it, or choose --checkpoint"
             ) from None
         _wait_for(os.pread(descriptor, 32, 0), folder)
-        yield Claim(descriptor)
+
+        def record_jvm(pid: int) -> None:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(pid).encode(), 0)
+
+        yield record_jvm
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
@@ -68,7 +63,7 @@ def _wait_for(written: bytes, folder: str) -> None:
             return
         pause.wait(POLL_S)
     raise PipelineError(
-        f"Spark's process {pid} of an earlier landing still works with the checkpoint {folder}: end it (kill {pid})"
+        f"Spark's process {pid} of an earlier landing still uses the checkpoint {folder}: end it (kill {pid})"
     )
 
 
@@ -76,10 +71,8 @@ def _is_java(pid: int) -> bool:
     """Return whether the process is alive and a JVM, because pids are reused. Without /proc, being alive suffices."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return False  # another user's process: the pid was reused
+    except (ProcessLookupError, PermissionError):
+        return False  # another user's process means that the pid was reused
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

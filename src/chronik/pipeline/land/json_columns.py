@@ -69,21 +69,17 @@ class JsonColumns:
                 raise Unreadable(f"no value, and {self._required[0]} is required")
             return self._nothing
         try:
-            found = msgspec.structs.astuple(self._decoder.decode(value))
-            return tuple(map(_plain, self._fields, found))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OutOfType) as error:
+            values = msgspec.structs.astuple(self._decoder.decode(value))
+            return tuple(map(_to_arrow, self._fields, values))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Unreadable(str(error) or type(error).__name__) from None
 
 
 class Unreadable(Exception):
-    """The text is the reason."""
+    """The value does not fit the schema. The text is the reason."""
 
 
-class OutOfType(Exception):
-    """The JSON value does not fit the column's type."""
-
-
-def _plain(field: Any, value: Any) -> Any:
+def _to_arrow(field: Any, value: Any) -> Any:
     """Convert a value to what Arrow accepts."""
     kind = field.dataType
     if value is None or type(kind) in WHOLE_BITS or isinstance(value, str | bool | float):
@@ -94,12 +90,12 @@ def _plain(field: Any, value: Any) -> Any:
         return value.replace(tzinfo=datetime.UTC)
     if isinstance(value, KEPT):
         return value
-    made = msgspec.to_builtins(value, builtin_types=KEPT)
+    builtin = msgspec.to_builtins(value, builtin_types=KEPT)
     try:
-        pa.scalar(made, arrow_type(kind))
+        pa.scalar(builtin, arrow_type(kind))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise OutOfType(f"{error} - at `$.{field.name}`") from None
-    return made
+        raise Unreadable(f"{error} - at `$.{field.name}`") from None
+    return builtin
 
 
 def _decimal(name: str, kind: spark_types.DecimalType, value: decimal.Decimal) -> decimal.Decimal:
@@ -108,19 +104,19 @@ def _decimal(name: str, kind: spark_types.DecimalType, value: decimal.Decimal) -
     except decimal.InvalidOperation:
         fits = None
     if fits is None or fits != value:
-        raise OutOfType(f"{value} does not fit {kind.simpleString()} - at `$.{name}`")
+        raise Unreadable(f"{value} does not fit {kind.simpleString()} - at `$.{name}`")
     return fits
 
 
 def _object_type(fields: StructType, name: str) -> type[msgspec.Struct]:
     """Number the struct's fields, because JSON allows names that are invalid or special in Python."""
     numbered = {f"f{number}": field for number, field in enumerate(fields)}
-    made: list[Any] = []
+    members: list[Any] = []
     for own, field in numbered.items():
         kind = _python_type(field.dataType, field.name)
-        made.append((own, kind | None, None) if field.nullable else (own, kind))
+        members.append((own, kind | None, None) if field.nullable else (own, kind))
     rename = {own: field.name for own, field in numbered.items()}
-    return msgspec.defstruct(f"Json_{name}", made, rename=rename, kw_only=True, gc=False)
+    return msgspec.defstruct(f"Json_{name}", members, rename=rename, kw_only=True, gc=False)
 
 
 def _python_type(kind: Any, name: str) -> Any:

@@ -8,7 +8,7 @@ from html import escape
 from chronik.pipeline.audit.blocks import DELIVERED, LANDED, READABLE, SIDES
 from chronik.pipeline.audit.result import AuditResult, PartitionResult
 from chronik.pipeline.report.charts import Mark, Series, bar_chart, line_chart, strip_chart
-from chronik.pipeline.report.page import page, section, table
+from chronik.pipeline.report.page import legend, page, section, table
 
 SIDE_COLOURS = ("#57606a", "#0969da", "#8250df", "#1a7f37")
 LINES_MAX = 16
@@ -46,7 +46,7 @@ def audit_html(result: AuditResult, made: str) -> str:
         section(
             "Gaps",
             strip_chart([_strip(found) for found in result.partitions]),
-            _KEY,
+            legend(_CLASSES),
             hint="Offsets from left to right.",
         ),
         section(
@@ -73,9 +73,6 @@ _CLASSES = {
     "not in the log": "unexpected",
     "expired": "expired",
 }
-_KEY = (
-    f'<p class="legend">{"".join(f"<span><i class={shown}></i>{name}</span>" for name, shown in _CLASSES.items())}</p>'
-)
 
 
 def _breakdown(result: AuditResult) -> str:

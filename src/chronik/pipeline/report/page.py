@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 _STYLE = """
@@ -50,6 +50,12 @@ def page(title: str, made: str, verdict: str, is_good: bool, sections: Sequence[
 def section(title: str, *parts: str, hint: str = "") -> str:
     shown = f'<p class="hint">{escape(hint)}</p>' if hint else ""
     return f"<section>\n<h2>{escape(title)}</h2>\n{shown}" + "\n".join(parts) + "\n</section>"
+
+
+def legend(classes: Mapping[str, str]) -> str:
+    """Explain the colours. `classes`: each name with its class in the style."""
+    names = "".join(f"<span><i class={shown}></i>{name}</span>" for name, shown in classes.items())
+    return f'<p class="legend">{names}</p>'
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[str] = ()) -> str:

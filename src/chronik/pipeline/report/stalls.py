@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chronik.pipeline.report.charts import Mark, clock, strip_chart
-from chronik.pipeline.report.page import page, section, table
+from chronik.pipeline.report.page import legend, page, section, table
 from chronik.pipeline.stalls.detector import BEHIND, HANG, REJECTIONS, STOPPED, UNEXPLAINED, WATERMARK, Stall
 from chronik.pipeline.stalls.job import TraceResult
 
@@ -45,7 +45,6 @@ def stalls_html(result: TraceResult, made: str) -> str:
             if (stall.topic, stall.partition) == (one.topic, one.partition)
         ]
         rows.append((f"{one.topic}-{one.partition}"[-14:], one.first_ms, max(one.last_ms, one.first_ms + 1), marks))
-    legend = "".join(f"<span><i class={shown}></i>{cause}</span>" for cause, shown in _CLASSES.items())
     columns = ("from (UTC)", "topic", "partition", "seconds", "cause", "why", "unread", "client")
     stalls = [
         (
@@ -63,7 +62,7 @@ def stalls_html(result: TraceResult, made: str) -> str:
     left = ("from (UTC)", "topic", "cause", "why", "client")
     found = table(columns, stalls, left) if stalls else '<p class="none">None.</p>'
     sections = [
-        section("Partitions over time", strip_chart(rows, as_times=True), f'<p class="legend">{legend}</p>'),
+        section("Partitions over time", strip_chart(rows, as_times=True), legend(_CLASSES)),
         section("Stalls", found),
     ]
     return page("Stalls by traces", made, stalls_sentence(result), not result.stalls, sections)

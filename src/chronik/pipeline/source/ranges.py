@@ -15,8 +15,7 @@ import pyarrow as pa
 
 Partition = tuple[str, int]
 
-RANGES_DDL = "topic string, partition int, start bigint, stop bigint, topicId string"
-_SCHEMA = pa.schema(
+RANGES_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -57,9 +56,10 @@ def split(ranges: Sequence[RecordRange], parts_min: int = 0, rows_max: int = 0) 
 
 
 def to_row(records: RecordRange, topic_id: str) -> Any:
-    return pa.RecordBatch.from_pylist([dict(zip(_SCHEMA.names, (*records, topic_id), strict=True))], schema=_SCHEMA)
+    row = dict(zip(RANGES_SCHEMA.names, (*records, topic_id), strict=True))
+    return pa.RecordBatch.from_pylist([row], schema=RANGES_SCHEMA)
 
 
 def from_rows(batch: Any) -> Iterator[tuple[RecordRange, str]]:
-    for *records, topic_id in zip(*(batch.column(name).to_pylist() for name in _SCHEMA.names), strict=True):
+    for *records, topic_id in zip(*(batch.column(name).to_pylist() for name in RANGES_SCHEMA.names), strict=True):
         yield RecordRange(*records), topic_id

@@ -32,8 +32,6 @@ FETCH_WAIT_MS = 500
 FETCH_TIMEOUT_S = 15.0
 STALLED_S_MAX = 60.0
 
-PendingFetch = asyncio.Task[FetchPartitionResponse]
-
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
@@ -53,27 +51,16 @@ class ReadSettings:
 def read_range(requested: RecordRange, topic_id: str, settings: ReadSettings) -> Iterator[Any]:
     """Yield Arrow batches of the range. `topic_id` is the id when it was planned, empty if the brokers have none."""
     with BlockingCluster(settings.bootstrap) as cluster:
-        fetches = PartitionFetches(cluster, requested, topic_id, settings.committed_only)
         decoder = settings.decoder(requested)
-        pending: PendingFetch | None = fetches.send(requested.start)
-        while not decoder.is_done:
-            assert pending is not None
-            try:
-                response = cluster.run(pending)
-            except LogShortened as gap:
-                if settings.fail_on_data_loss:
-                    raise PipelineError(f"{gap}; pass failOnDataLoss=false to continue at the log start") from None
-                if gap.resume_at is None or gap.resume_at >= requested.stop:
-                    break
+        for response in PartitionFetches(cluster, requested, topic_id, settings.committed_only).responses():
+            if not isinstance(response, LogShortened):
+                yield from decoder.feed(memoryview(response.records), response.aborted_transactions or ())
+            elif settings.fail_on_data_loss:
+                raise PipelineError(f"{response}; pass failOnDataLoss=false to continue at the log start")
+            elif response.resume_at is not None:
                 # The first batch may contain records below `resume_at`. Skip them: they are deleted, too.
                 yield from decoder.finish()
-                decoder = settings.decoder(requested._replace(start=gap.resume_at))
-                pending = fetches.send(gap.resume_at)
-                continue
-            records = memoryview(response.records)
-            next_offset = next_offset_after(records, decoder.next_offset)
-            pending = fetches.send(next_offset) if next_offset < requested.stop else None
-            yield from decoder.feed(records, response.aborted_transactions or ())
+                decoder = settings.decoder(requested._replace(start=response.resume_at))
         yield from decoder.finish()
 
 
@@ -88,7 +75,9 @@ class LogShortened(Exception):
 class PartitionFetches:
     """Fetch requests to one partition's leader. They follow leader changes."""
 
-    def __init__(self, cluster: BlockingCluster, requested: RecordRange, topic_id: str, committed_only: bool) -> None:
+    def __init__(
+        self, cluster: BlockingCluster, requested: RecordRange, topic_id: str, committed_only: bool = False
+    ) -> None:
         self._cluster = cluster
         self._requested = requested
         self._name = requested.partition_name
@@ -96,7 +85,23 @@ class PartitionFetches:
         self._isolation_level = int(committed_only)
         self._leader: Connection | None = None
 
-    def send(self, offset: int) -> PendingFetch:
+    def responses(self) -> Iterator[FetchPartitionResponse | LogShortened]:
+        """Yield the responses for the range, and each gap where the log is shorter. Reading continues after a gap."""
+        offset, stop = self._requested.start, self._requested.stop
+        pending = self._send(offset)
+        while offset < stop:
+            outcome: FetchPartitionResponse | LogShortened
+            try:
+                outcome = self._cluster.run(pending)
+                offset = next_offset_after(memoryview(outcome.records), offset)
+            except LogShortened as gap:
+                outcome = gap
+                offset = stop if gap.resume_at is None else gap.resume_at
+            if offset < stop:
+                pending = self._send(offset)
+            yield outcome
+
+    def _send(self, offset: int) -> asyncio.Task[FetchPartitionResponse]:
         """Send the request, so that the broker works on it while the caller does something else."""
         task = self._cluster.loop.create_task(self._fetch(offset))
         self._cluster.loop.run_until_complete(asyncio.sleep(0))

@@ -13,19 +13,18 @@ from threading import Lock
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.source.columns import arrow_schema
 from chronik.pipeline.source.options import SourceOptions
 from chronik.pipeline.source.planner import Planner, Position
-from chronik.pipeline.source.ranges import RANGES_DDL, RecordRange, to_row
+from chronik.pipeline.source.ranges import RANGES_SCHEMA, RecordRange, to_row
 from chronik.pipeline.source.reading import ReadSettings, read_range
-
-SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
-HEADERS_SCHEMA = ", headers array<struct<key: string, value: binary>>"
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +40,10 @@ class ChronikSource(DataSource):
     def name(cls) -> str:
         return "chronik"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         if self._given_flag("rangesOnly"):
-            return RANGES_DDL
-        return SCHEMA + (HEADERS_SCHEMA if self._given_flag("includeHeaders") else "")
+            return from_arrow_schema(RANGES_SCHEMA)
+        return from_arrow_schema(arrow_schema(self._given_flag("includeHeaders")), prefer_timestamp_ntz=False)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(SourceOptions.parse(self._given, streaming=False))

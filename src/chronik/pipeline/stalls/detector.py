@@ -28,8 +28,7 @@ REJECTIONS = "leadership-rejections"
 STOPPED = "consumer-stopped"
 BEHIND = "partition-imbalance"
 UNEXPLAINED = "unexplained"
-CAUSES = (WATERMARK, HANG, REJECTIONS, STOPPED, BEHIND, UNEXPLAINED)
-"""Named as in the doctor. If several apply, the first wins."""
+"""The causes, named as in the doctor. If several apply, the first wins."""
 
 LEAST_MS = 5_000.0
 REJECTIONS_MIN = 2

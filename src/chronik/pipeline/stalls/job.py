@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVENT_DDL = "kind string, n bigint, time_ms double, node int, topic string, partition int, client_id string"
-OUT_DDL = (
-    "topic string, partition int, events bigint, first_ms double, last_ms double, unreadable bigint, window string"
-)
 OUT_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -102,9 +99,12 @@ def stalls_of(
     topic: str | None = None,
 ) -> TraceResult:
     """Return all windows of at least `least_ms` since `start_ms`, of one topic or of all."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     events = _events(spark, bootstrap, start_ms, topic).persist()
     try:
-        rows = events.groupBy("topic", "partition").applyInArrow(_folding(least_ms), OUT_DDL).collect()
+        folded = events.groupBy("topic", "partition").applyInArrow(_folding(least_ms), from_arrow_schema(OUT_SCHEMA))
+        rows = folded.collect()
         traced = [
             Traced(row.topic, row.partition, row.events, row.first_ms, row.last_ms)
             for row in rows
