@@ -63,38 +63,34 @@ class State(NamedTuple):
     headers: int = 5
     header_name_bytes: int = 6
     header_value_bytes: int = 7
-    null_keys: int = 8
-    null_values: int = 9
-    null_timestamps: int = 10
-    null_headers: int = 11
-    null_header_values: int = 12
-    odd_names: int = 13
+    odd_names: int = 8
     """Header names with non-ASCII bytes. They may not be valid UTF-8."""
 
 
 STATE = State()
 
 
-class Buffers(NamedTuple):
-    """Arrow's own buffers: validity bitmaps, int32 offsets, concatenated bytes, fixed-size values."""
+class BytesColumn(NamedTuple):
+    """Arrow's buffers of a binary column: validity bitmap, int32 offsets, concatenated bytes."""
 
-    key_valid: npt.NDArray[np.uint8]
-    key_ends: npt.NDArray[np.int32]
-    keys: npt.NDArray[np.uint8]
-    value_valid: npt.NDArray[np.uint8]
-    value_ends: npt.NDArray[np.int32]
-    values: npt.NDArray[np.uint8]
+    valid: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int32]
+    data: npt.NDArray[np.uint8]
+
+
+class Buffers(NamedTuple):
+    """Arrow's own buffers of all columns. Header names are never null, so their bitmap is not used."""
+
+    keys: BytesColumn
+    values: BytesColumn
     offsets: npt.NDArray[np.int64]
     timestamp_valid: npt.NDArray[np.uint8]
     timestamps_us: npt.NDArray[np.int64]
     timestamp_types: npt.NDArray[np.int32]
     header_valid: npt.NDArray[np.uint8]
     header_ends: npt.NDArray[np.int32]
-    header_name_ends: npt.NDArray[np.int32]
-    header_names: npt.NDArray[np.uint8]
-    header_value_valid: npt.NDArray[np.uint8]
-    header_value_ends: npt.NDArray[np.int32]
-    header_values: npt.NDArray[np.uint8]
+    header_names: BytesColumn
+    header_values: BytesColumn
 
 
 class NumbaChunk:
@@ -152,23 +148,15 @@ class NumbaChunk:
         return bool(status != FULL)
 
     def cut(self) -> Any:
-        buffers, state, rows = self._buffers, self._state, self.rows
-        bits = (rows + 7) // 8
+        buffers, rows = self._buffers, self.rows
         columns = [
-            _bytes_array(pa.binary(), rows, buffers.key_valid, buffers.key_ends, buffers.keys, state[STATE.null_keys]),
-            _bytes_array(
-                pa.binary(), rows, buffers.value_valid, buffers.value_ends, buffers.values, state[STATE.null_values]
-            ),
+            _bytes_array(pa.binary(), rows, buffers.keys),
+            _bytes_array(pa.binary(), rows, buffers.values),
             self._topics.slice(0, rows),
             self._partitions.slice(0, rows),
-            pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(buffers.offsets[:rows])], 0),
-            pa.Array.from_buffers(
-                pa.timestamp("us", tz="UTC"),
-                rows,
-                [pa.py_buffer(buffers.timestamp_valid[:bits]), pa.py_buffer(buffers.timestamps_us[:rows])],
-                int(state[STATE.null_timestamps]),
-            ),
-            pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(buffers.timestamp_types[:rows])], 0),
+            _array(pa.int64(), rows, None, buffers.offsets[:rows]),
+            _array(pa.timestamp("us", tz="UTC"), rows, buffers.timestamp_valid, buffers.timestamps_us[:rows]),
+            _array(pa.int32(), rows, None, buffers.timestamp_types[:rows]),
         ]
         if self._with_headers:
             columns.append(self._headers_column(rows))
@@ -177,23 +165,13 @@ class NumbaChunk:
         return batch
 
     def _headers_column(self, rows: int) -> Any:
-        buffers, state = self._buffers, self._state
-        count = int(state[STATE.headers])
-        names = _bytes_array(pa.string(), count, None, buffers.header_name_ends, buffers.header_names, 0)
-        if state[STATE.odd_names]:
+        buffers, count = self._buffers, int(self._state[STATE.headers])
+        names = _bytes_array(pa.string(), count, buffers.header_names, has_nulls=False)
+        if self._state[STATE.odd_names]:
             names = _replace_invalid(names)
-        contents = _bytes_array(
-            pa.binary(),
-            count,
-            buffers.header_value_valid,
-            buffers.header_value_ends,
-            buffers.header_values,
-            state[STATE.null_header_values],
-        )
+        contents = _bytes_array(pa.binary(), count, buffers.header_values)
         pairs = pa.StructArray.from_arrays([names, contents], fields=HEADER_FIELDS)
-        validity = pa.py_buffer(buffers.header_valid[: (rows + 7) // 8])
-        ends = pa.py_buffer(buffers.header_ends[: rows + 1])
-        return pa.Array.from_buffers(HEADERS, rows, [validity, ends], int(state[STATE.null_headers]), children=[pairs])
+        return _array(HEADERS, rows, buffers.header_valid, buffers.header_ends[: rows + 1], children=[pairs])
 
     def _allocate(self, bytes_max: int) -> Buffers:
         """Allocate buffers. Only bitmaps and each first end are zeroed, because untouched memory costs nothing."""
@@ -203,23 +181,16 @@ class NumbaChunk:
             headers = max(self._rows_max * HEADERS_PER_ROW, bytes_max // 2 if bytes_max > self._bytes_max else 0)
         header_bytes = bytes_max if self._with_headers else 0
         return Buffers(
-            key_valid=_bits(rows),
-            key_ends=_ends(rows),
-            keys=np.empty(bytes_max, np.uint8),
-            value_valid=_bits(rows),
-            value_ends=_ends(rows),
-            values=np.empty(bytes_max, np.uint8),
+            keys=_bytes_column(rows, bytes_max),
+            values=_bytes_column(rows, bytes_max),
             offsets=np.empty(rows, np.int64),
             timestamp_valid=_bits(rows),
             timestamps_us=np.empty(rows, np.int64),
             timestamp_types=np.empty(rows, np.int32),
             header_valid=_bits(rows),
             header_ends=_ends(rows),
-            header_name_ends=_ends(headers),
-            header_names=np.empty(header_bytes, np.uint8),
-            header_value_valid=_bits(headers),
-            header_value_ends=_ends(headers),
-            header_values=np.empty(header_bytes, np.uint8),
+            header_names=_bytes_column(headers, header_bytes),
+            header_values=_bytes_column(headers, header_bytes),
         )
 
 
@@ -233,12 +204,19 @@ def _ends(count: int) -> Any:
     return ends
 
 
-def _bytes_array(kind: Any, count: int, valid: Any, ends: Any, data: Any, nulls: int) -> Any:
+def _bytes_column(count: int, bytes_max: int) -> BytesColumn:
+    return BytesColumn(_bits(count), _ends(count), np.empty(bytes_max, np.uint8))
+
+
+def _bytes_array(kind: Any, count: int, column: BytesColumn, *, has_nulls: bool = True) -> Any:
+    valid = column.valid if has_nulls else None
+    return _array(kind, count, valid, column.ends[: count + 1], column.data[: int(column.ends[count])])
+
+
+def _array(kind: Any, count: int, valid: Any, *buffers: Any, children: Any = None) -> Any:
+    """Make an Arrow array of filled buffers. Arrow counts the nulls in `valid`; None: there are none."""
     validity = None if valid is None else pa.py_buffer(valid[: (count + 7) // 8])
-    used = int(ends[count])
-    return pa.Array.from_buffers(
-        kind, count, [validity, pa.py_buffer(ends[: count + 1]), pa.py_buffer(data[:used])], int(nulls)
-    )
+    return pa.Array.from_buffers(kind, count, [validity, *map(pa.py_buffer, buffers)], children=children)
 
 
 def _replace_invalid(names: Any) -> Any:
@@ -276,15 +254,6 @@ def _varint(data, at, end):  # type: ignore[no-untyped-def]
 
 
 @_njit
-def _copy(source, at, target, to, length):  # type: ignore[no-untyped-def]
-    # Unsigned: otherwise each index is tested for being negative, and nothing is vectorised.
-    source_at = np.uint64(at)
-    target_at = np.uint64(to)
-    for i in range(np.uint64(length)):
-        target[target_at + i] = source[source_at + i]
-
-
-@_njit
 def _mark(bits, at, is_set):  # type: ignore[no-untyped-def]
     """Set or clear one bit of a validity bitmap. An abandoned record may have left it set."""
     place = np.uint64(at >> 3)
@@ -293,6 +262,15 @@ def _mark(bits, at, is_set):  # type: ignore[no-untyped-def]
         bits[place] |= mask
     else:
         bits[place] &= ~mask
+
+
+@_njit
+def _copy(source, at, target, to, length):  # type: ignore[no-untyped-def]
+    # Unsigned: otherwise each index is tested for being negative, and nothing is vectorised.
+    source_at = np.uint64(at)
+    target_at = np.uint64(to)
+    for i in range(np.uint64(length)):
+        target[target_at + i] = source[source_at + i]
 
 
 @_njit
@@ -313,25 +291,13 @@ def _decode_batch(  # type: ignore[no-untyped-def]
 
     `append_time` is every record's timestamp if `has_append_time`.
     """
-    (
-        key_valid,
-        key_ends,
-        keys,
-        value_valid,
-        value_ends,
-        values,
-        offsets,
-        timestamp_valid,
-        timestamps_us,
-        timestamp_types,
-        header_valid,
-        header_ends,
-        header_name_ends,
-        header_names,
-        header_value_valid,
-        header_value_ends,
-        header_values,
-    ) = buffers
+    # Unpacked once: access through the tuples costs a reference count each time.
+    key_valid, key_ends, keys = buffers.keys
+    value_valid, value_ends, values = buffers.values
+    _, header_name_ends, header_names = buffers.header_names
+    header_value_valid, header_value_ends, header_values = buffers.header_values
+    offsets, timestamp_valid, timestamps_us = buffers.offsets, buffers.timestamp_valid, buffers.timestamps_us
+    timestamp_types, header_valid, header_ends = buffers.timestamp_types, buffers.header_valid, buffers.header_ends
     size = np.int64(len(data))
     rows_max = np.int64(len(offsets))
     at = state[0]
@@ -402,8 +368,7 @@ def _decode_batch(  # type: ignore[no-untyped-def]
             break
         name_bytes = state[6]
         content_bytes = state[7]
-        null_contents = state[12]
-        odd_names = state[13]
+        odd_names = state[8]
         for i in range(count):
             name_length, name_at = _varint(data, at, end)
             if name_at < 0:
@@ -434,13 +399,11 @@ def _decode_batch(  # type: ignore[no-untyped-def]
                     header_names[name_bytes + j] = data[name_at + j]
                 odd_names += np.int64(odd >> np.uint8(7))
                 name_bytes += name_length
+                header_name_ends[headers + i + 1] = name_bytes
                 _mark(header_value_valid, headers + i, content_length >= 0)
-                if content_length < 0:
-                    null_contents += 1
-                else:
+                if content_length >= 0:
                     _copy(data, content_at, header_values, content_bytes, content_length)
                     content_bytes += content_length
-                header_name_ends[headers + i + 1] = name_bytes
                 header_value_ends[headers + i + 1] = content_bytes
         if status != DONE:
             at = start
@@ -450,16 +413,12 @@ def _decode_batch(  # type: ignore[no-untyped-def]
             break
         if requested:
             _mark(key_valid, rows, key_length >= 0)
-            if key_length < 0:
-                state[8] += 1
-            else:
+            if key_length >= 0:
                 _copy(data, key_at, keys, key_bytes, key_length)
                 key_bytes += key_length
             key_ends[rows + 1] = key_bytes
             _mark(value_valid, rows, value_length >= 0)
-            if value_length < 0:
-                state[9] += 1
-            else:
+            if value_length >= 0:
                 _copy(data, value_at, values, value_bytes, value_length)
                 value_bytes += value_length
             value_ends[rows + 1] = value_bytes
@@ -467,19 +426,14 @@ def _decode_batch(  # type: ignore[no-untyped-def]
             in_range = timestamp >= -TIMESTAMP_MS_MAX and timestamp <= TIMESTAMP_MS_MAX
             _mark(timestamp_valid, rows, in_range)
             timestamps_us[rows] = timestamp * 1000 if in_range else 0
-            if not in_range:
-                state[10] += 1
             timestamp_types[rows] = 1 if has_append_time else 0
             if with_headers:
                 _mark(header_valid, rows, count > 0)
-                if count == 0:
-                    state[11] += 1
                 headers += count
                 header_ends[rows + 1] = headers
                 state[6] = name_bytes
                 state[7] = content_bytes
-                state[12] = null_contents
-                state[13] = odd_names
+                state[8] = odd_names
             rows += 1
         left -= 1
     if status == DONE and at != size:
