@@ -141,7 +141,7 @@ def test_a_running_stream_reads_new_partitions_and_commits_at_once(
     [
         ({"subscribe": "spark-no-such-topic"}, "topic spark-no-such-topic does not exist"),
         ({"subscribe": "t", "kafka.bootstrap.servers": "127.0.0.1:1"}, "no answer from 127.0.0.1:1"),
-        ({"subscribe": "t", "startingOffset": "earliest"}, "option startingoffset is not known"),
+        ({"subscribe": "t", "startingOffset": "earliest"}, "option startingoffset is unknown"),
     ],
     ids=["unknown topic", "unreachable", "unknown option"],
 )

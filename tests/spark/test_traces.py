@@ -80,7 +80,7 @@ def test_the_command_prints_json_and_writes_a_report(traced: Node, tmp_path: Pat
     assert "partition-imbalance" in [stall["cause"] for stall in told["stalls"]]
     page = report.read_text()
     assert "<svg" in page
-    assert "went on fetching other partitions" in page
+    assert "kept fetching other partitions" in page
     assert "http" not in page
 
 

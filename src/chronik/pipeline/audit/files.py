@@ -131,10 +131,10 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
     table = table.filter(pa.array(chosen))
     offsets = table.column("offset").to_numpy()
     if len(offsets) and offsets.min() < 0:
-        raise PipelineError(f"{task.name} names a negative offset of {task.topic}: it is not what a producer was told")
+        raise PipelineError(f"{task.name} names a negative offset of {task.topic}: no broker acknowledges one")
     times = table.column("timestamp_ms").to_numpy()
     sums = table.column("checksum").to_numpy()
-    made = rows_table(
+    rows = rows_table(
         task.side,
         table.column("partition").to_numpy(),
         offsets,
@@ -145,13 +145,13 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
         block_bits=task.block_bits,
     )
     if not task.with_keys:
-        return made
+        return rows
     keys = pa.array(
         [None if key is None else base64.b64decode(key) for key in table.column("key").to_pylist()], pa.binary()
     )
     dead = sums == checksums(keys, pa.nulls(len(keys), pa.binary()))
     flags = pa.array(np.where(dead, TOMBSTONE, 0).astype(np.int8))
-    return pa.RecordBatch.from_arrays([*made.columns[:-1], flags, keys], schema=KEYED_SCHEMA)
+    return pa.RecordBatch.from_arrays([*rows.columns[:-1], flags, keys], schema=KEYED_SCHEMA)
 
 
 def _fault(task: FileRange, at: int, chunk: bytes, otherwise: str) -> PipelineError:
@@ -163,5 +163,5 @@ def _fault(task: FileRange, at: int, chunk: bytes, otherwise: str) -> PipelineEr
         try:
             decode(line)
         except msgspec.MsgspecError as error:
-            return PipelineError(f"{task.name}, line {number}, is no ledger's: {error}")
-    return PipelineError(f"{task.name}, lines {before + 1} on, are no ledger's: {otherwise}")
+            return PipelineError(f"{task.name}, line {number}, is not a ledger entry: {error}")
+    return PipelineError(f"{task.name}, after line {before}, has entries that are not a ledger's: {otherwise}")

@@ -74,15 +74,13 @@ class PartitionResult:
         return not (self.gaps or self.duplicates or self.unexpected or self.disorder or self.mismatches)
 
     def missing(self, side: int | None = None) -> int:
-        return sum(found.count for found in self.gaps if side in (None, found.side))
+        return sum(gap.count for gap in self.gaps if side in (None, gap.side))
 
     def lag(self, side: int) -> int:
         """Return the number of records at the log's end that the side has not reached."""
         reached = self.last.get(side, -1)
         return sum(
-            found.last - max(found.first, reached + 1) + 1
-            for found in self.gaps
-            if found.side == side and found.last > reached
+            gap.last - max(gap.first, reached + 1) + 1 for gap in self.gaps if gap.side == side and gap.last > reached
         )
 
 
@@ -99,7 +97,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        return COMPLETE if all(found.is_complete for found in self.partitions) else INCOMPLETE
+        return COMPLETE if all(partition.is_complete for partition in self.partitions) else INCOMPLETE
 
     @property
     def last_side(self) -> int:
@@ -107,7 +105,7 @@ class AuditResult:
         return max(self.given)
 
     def total(self, side: int) -> int | None:
-        return sum(found.counts.get(side, 0) for found in self.partitions) if side in self.given else None
+        return sum(partition.counts.get(side, 0) for partition in self.partitions) if side in self.given else None
 
     @property
     def expected(self) -> int:
@@ -116,25 +114,26 @@ class AuditResult:
 
     @property
     def imbalance(self) -> int:
-        counts = [found.counts.get(self.last_side, 0) for found in self.partitions]
+        counts = [partition.counts.get(self.last_side, 0) for partition in self.partitions]
         return max(counts, default=0) - min(counts, default=0)
 
-    def share(self, found: PartitionResult) -> tuple[int, float, int]:
+    def share(self, partition: PartitionResult) -> tuple[int, float, int]:
         """Return a partition's records at the last side, percentage of all expected, and deviation from the mean."""
-        messages = found.counts.get(self.last_side, 0)
+        messages = partition.counts.get(self.last_side, 0)
         percent = round(100 * messages / self.expected, 1) if self.expected else 0.0
         return messages, percent, round(messages - self.expected / len(self.partitions))
 
     def to_json(self) -> dict[str, Any]:
         """Return what `chronik pipeline audit --json` prints. interface.md defines the names."""
-        partitions = [self._partition_json(found) for found in self.partitions]
+        partitions = [self._partition_json(partition) for partition in self.partitions]
+        unacknowledged = sum(partition.unacknowledged for partition in self.partitions)
         return {
             "verdict": self.verdict,
             "topic": self.topic,
             **{name: self.total(side) for side, name in enumerate(SIDES)},
             **{name: sum(row[name] for row in partitions) for name in FAULT_COUNTS},
-            "unacknowledged": sum(found.unacknowledged for found in self.partitions) if ACKED in self.given else None,
-            "verified": sum(found.verified for found in self.partitions),
+            "unacknowledged": unacknowledged if ACKED in self.given else None,
+            "verified": sum(partition.verified for partition in self.partitions),
             "imbalance": self.imbalance,
             "log_from": self.log_from,
             "compacted": self.is_compacted,
@@ -144,31 +143,31 @@ class AuditResult:
             "buckets": self._buckets_json(),
         }
 
-    def _partition_json(self, found: PartitionResult) -> dict[str, Any]:
-        messages, percent, deviation = self.share(found)
+    def _partition_json(self, partition: PartitionResult) -> dict[str, Any]:
+        messages, percent, deviation = self.share(partition)
         side = self.last_side
         return {
-            "partition": found.partition,
-            **{name: found.counts.get(at, 0) if at in self.given else None for at, name in enumerate(SIDES)},
+            "partition": partition.partition,
+            **{name: partition.counts.get(at, 0) if at in self.given else None for at, name in enumerate(SIDES)},
             "messages": messages,
             "percent": percent,
             "deviation": deviation,
-            "first_offset": found.first.get(side),
-            "last_offset": found.last.get(side),
-            "log_start_offset": found.bounds.log_start,
-            "end_offset": found.bounds.end,
-            "lag": {SIDES[at]: found.lag(at) for at in (DELIVERED, LANDED) if at in self.given},
-            "expired": found.expired,
-            "gaps": found.missing(),
-            "duplicates": sum(extra.count for extra in found.duplicates),
-            "out_of_order": found.disorder,
-            "mismatches": found.mismatches,
-            "unexpected": sum(extra.count for extra in found.unexpected),
-            "gap_ranges": _listed(found.gaps),
-            "duplicate_ranges": _listed(found.duplicates),
-            "out_of_order_ranges": _listed(found.disordered),
-            "mismatch_offsets": _listed(found.mismatched),
-            "unexpected_ranges": _listed(found.unexpected),
+            "first_offset": partition.first.get(side),
+            "last_offset": partition.last.get(side),
+            "log_start_offset": partition.bounds.log_start,
+            "end_offset": partition.bounds.end,
+            "lag": {SIDES[at]: partition.lag(at) for at in (DELIVERED, LANDED) if at in self.given},
+            "expired": partition.expired,
+            "gaps": partition.missing(),
+            "duplicates": sum(extra.count for extra in partition.duplicates),
+            "out_of_order": partition.disorder,
+            "mismatches": partition.mismatches,
+            "unexpected": sum(extra.count for extra in partition.unexpected),
+            "gap_ranges": _listed(partition.gaps),
+            "duplicate_ranges": _listed(partition.duplicates),
+            "out_of_order_ranges": _listed(partition.disordered),
+            "mismatch_offsets": _listed(partition.mismatched),
+            "unexpected_ranges": _listed(partition.unexpected),
         }
 
     def _buckets_json(self) -> list[dict[str, Any]]:
@@ -206,11 +205,11 @@ def summarise(
     for finding in findings:
         by_partition.setdefault(finding.partition, []).append(finding)
     partitions = []
-    for partition, found in sorted(by_partition.items()):
+    for partition, own in sorted(by_partition.items()):
         bound = bounds.get(partition, Bounds(0, 0, 0))
         start, end = (now or {}).get(partition, (bound.log_start, bound.end))
-        partitions.append(_partition(partition, bound, found, start, end))
-    slices, width = _slices([item for found in by_partition.values() for item in found])
+        partitions.append(_partition(partition, bound, own, start, end))
+    slices, width = _slices([item for own in by_partition.values() for item in own])
     return AuditResult(topic, tuple(sorted(given)), partitions, slices, width)
 
 
@@ -219,48 +218,48 @@ def _partition(
 ) -> PartitionResult:
     result = PartitionResult(partition, bounds)
     ranges: dict[str, list[Range]] = {"gap": [], "unexpected": [], "duplicate": []}
-    for found in findings:
-        match found.kind:
+    for finding in findings:
+        match finding.kind:
             case "count":
-                side = found.side
-                result.counts[side] = result.counts.get(side, 0) + found.number
-                result.first[side] = min(found.start, result.first.get(side, found.start))
-                result.last[side] = max(found.stop - 1, result.last.get(side, found.stop - 1))
+                side = finding.side
+                result.counts[side] = result.counts.get(side, 0) + finding.number
+                result.first[side] = min(finding.start, result.first.get(side, finding.start))
+                result.last[side] = max(finding.stop - 1, result.last.get(side, finding.stop - 1))
             case "expired" | "unacknowledged" | "verified" | "disorder" | "mismatches":
-                setattr(result, found.kind, getattr(result, found.kind) + found.number)
+                setattr(result, finding.kind, getattr(result, finding.kind) + finding.number)
             case "gap" | "unexpected" | "duplicate":
-                ranges[found.kind].append(Range(found.side, found.start, found.stop - 1, found.number))
+                ranges[finding.kind].append(Range(finding.side, finding.start, finding.stop - 1, finding.number))
             case "gap-ahead" | "unexpected-ahead":
                 # With acks=1, a record may become readable only after the log ends were read.
-                lost = _clipped(Range(found.side, found.start, found.stop - 1, found.number), end_now)
+                lost = _clipped(Range(finding.side, finding.start, finding.stop - 1, finding.number), end_now)
                 if lost is not None:
-                    ranges[found.kind.removesuffix("-ahead")].append(lost)
-                    if found.kind == "gap-ahead":
+                    ranges[finding.kind.removesuffix("-ahead")].append(lost)
+                    if finding.kind == "gap-ahead":
                         result.counts[ACKED] = result.counts.get(ACKED, 0) + lost.count
             case "order" | "swapped":
-                result.disordered.append(Range(found.side, found.start, found.stop - 1, 1))
+                result.disordered.append(Range(finding.side, finding.start, finding.stop - 1, 1))
             case "mismatch":
-                result.mismatched.append(Mismatch(found.side, found.start, found.number, found.extra))
+                result.mismatched.append(Mismatch(finding.side, finding.start, finding.number, finding.extra))
     result.gaps = _merged(ranges["gap"])
     if start_now > bounds.log_start:
         result.gaps, gone = _expired(result.gaps, start_now)
         result.expired += gone
     result.duplicates = sorted(ranges["duplicate"], key=lambda item: (item.side, item.first))
     result.unexpected = _merged(ranges["unexpected"])
-    across = _order_across([found for found in findings if found.kind == "sequence"])
+    across = _order_across([finding for finding in findings if finding.kind == "sequence"])
     result.disorder += len(across)
     result.disordered = sorted([*result.disordered, *across], key=lambda item: (item.side, item.first))
     result.mismatched.sort(key=lambda item: (item.side, item.offset))
     return result
 
 
-def _clipped(found: Range, first: int) -> Range | None:
+def _clipped(span: Range, first: int) -> Range | None:
     """Return the part of a range at or above an offset."""
-    if found.last < first:
+    if span.last < first:
         return None
-    if found.first >= first:
-        return found
-    return Range(found.side, first, found.last, min(found.count, found.last - first + 1))
+    if span.first >= first:
+        return span
+    return Range(span.side, first, span.last, min(span.count, span.last - first + 1))
 
 
 def _expired(gaps: list[Range], log_start: int) -> tuple[list[Range], int]:
@@ -272,44 +271,44 @@ def _expired(gaps: list[Range], log_start: int) -> tuple[list[Range], int]:
 
 def _merged(ranges: list[Range]) -> list[Range]:
     """Merge adjacent ranges, so that a gap across several blocks is one gap."""
-    made: list[Range] = []
-    for found in sorted(ranges, key=lambda item: (item.side, item.first)):
-        before = made[-1] if made else None
+    merged: list[Range] = []
+    for span in sorted(ranges, key=lambda item: (item.side, item.first)):
+        before = merged[-1] if merged else None
         whole = before is not None and before.count == before.last - before.first + 1
-        if before is not None and whole and before.side == found.side and before.last + 1 == found.first:
-            made[-1] = Range(found.side, before.first, found.last, before.count + found.count)
+        if before is not None and whole and before.side == span.side and before.last + 1 == span.first:
+            merged[-1] = Range(span.side, before.first, span.last, before.count + span.count)
         else:
-            made.append(found)
-    return made
+            merged.append(span)
+    return merged
 
 
 def _order_across(sequences: list[Finding]) -> list[Range]:
     """Find disorder between blocks: a block's first receipt precedes the last receipt of a lower block."""
-    found: list[Range] = []
+    disordered: list[Range] = []
     latest: Finding | None = None
     for block in sorted(sequences, key=lambda item: item.start):
         if latest is not None and block.number < latest.extra:
             low, high = sorted((latest.stop, block.start))
-            found.append(Range(DELIVERED, low, high, 1))
+            disordered.append(Range(DELIVERED, low, high, 1))
         if latest is None or block.extra > latest.extra:
             latest = block
-    return found
+    return disordered
 
 
 def _slices(findings: list[Finding]) -> tuple[list[Slice], int]:
     """Bring the buckets of all blocks to one width, few enough to read."""
-    buckets = [found for found in findings if found.kind == "bucket"]
+    buckets = [finding for finding in findings if finding.kind == "bucket"]
     if not buckets:
         return [], bucket_width(0)
-    span = max(found.start + found.stop for found in buckets) - min(found.start for found in buckets)
-    width = max(bucket_width(span / BUCKETS_MAX), max(found.stop for found in buckets))
+    span = max(finding.start + finding.stop for finding in buckets) - min(finding.start for finding in buckets)
+    width = max(bucket_width(span / BUCKETS_MAX), max(finding.stop for finding in buckets))
     counts: dict[tuple[int, int, int], tuple[int, int]] = {}
     reach: dict[tuple[int, int, int], int] = {}
-    for found in findings:
-        key = (found.partition, found.side, found.start // width * width)
-        if found.kind == "bucket":
+    for finding in findings:
+        key = (finding.partition, finding.side, finding.start // width * width)
+        if finding.kind == "bucket":
             count, missing = counts.get(key, (0, 0))
-            counts[key] = (count + found.number, missing + found.extra)
-        elif found.kind == "reach":
-            reach[key] = max(found.number, reach.get(key, 0))
+            counts[key] = (count + finding.number, missing + finding.extra)
+        elif finding.kind == "reach":
+            reach[key] = max(finding.number, reach.get(key, 0))
     return [Slice(*key, count, missing, reach.get(key)) for key, (count, missing) in sorted(counts.items())], width

@@ -61,21 +61,21 @@ class ProgressAccount:
 def offsets_of(written: object) -> dict[Partition, int]:
     """Parse a source's offset in a report: ours, or `{TOPIC: {PARTITION: OFFSET}}` of Spark's own source."""
     try:
-        told = json.loads(written) if isinstance(written, str) else written
+        offset = json.loads(written) if isinstance(written, str) else written
     except ValueError:
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(offset, dict):
         return {}
-    if "version" in told:
+    if "version" in offset:
         try:
-            return dict(Position.from_json(told).offsets)
+            return dict(Position.from_json(offset).offsets)
         except PipelineError:
             return {}
     return {
-        (topic, int(partition)): int(offset)
-        for topic, entries in told.items()
+        (topic, int(partition)): int(number)
+        for topic, entries in offset.items()
         if isinstance(entries, dict)
-        for partition, offset in entries.items()
+        for partition, number in entries.items()
     }
 
 

@@ -18,34 +18,34 @@ Fault = tuple[int, str, str, int, int, int, str]
 
 def sentence(result: AuditResult) -> str:
     """Return the verdict in words."""
-    told = result.to_json()
-    sides = " = ".join(f"{name} {told[name]:,}" for name in SIDES if told[name] is not None)
-    if told["verdict"] == "complete":
-        expired = f" ({told['expired']:,} of them expired)" if told["expired"] else ""
-        return f"complete: {sides}{expired}; nothing is missing, there twice, out of order or altered"
+    totals = result.to_json()
+    sides = " = ".join(f"{name} {totals[name]:,}" for name in SIDES if totals[name] is not None)
+    if totals["verdict"] == "complete":
+        expired = f" ({totals['expired']:,} of them expired)" if totals["expired"] else ""
+        return f"complete: {sides}{expired}; nothing is missing, duplicated, out of order or altered"
     names = ("gaps", "duplicates", "out_of_order", "mismatches", "unexpected")
-    faults = ", ".join(f"{told[name]:,} {name.replace('_', ' ')}" for name in names if told[name])
+    faults = ", ".join(f"{totals[name]:,} {name.replace('_', ' ')}" for name in names if totals[name])
     return f"incomplete: {faults} ({sides.replace(' = ', ', ')})"
 
 
 def audit_html(result: AuditResult, made: str) -> str:
-    told = result.to_json()
+    totals = result.to_json()
     expected = result.expected / max(1, len(result.partitions))
-    labels = [f"partition {found.partition}" for found in result.partitions]
+    labels = [f"partition {partition.partition}" for partition in result.partitions]
     counts = [
-        Series(SIDES[side], [found.counts.get(side, 0) for found in result.partitions], SIDE_COLOURS[side])
+        Series(SIDES[side], [partition.counts.get(side, 0) for partition in result.partitions], SIDE_COLOURS[side])
         for side in result.given
     ]
     sections = [
         section("Per-Partition Breakdown", _breakdown(result)),
         section(
             "Records by partition",
-            bar_chart(labels, counts, expected, f"mean of what was expected: {expected:,.0f}"),
+            bar_chart(labels, counts, expected, f"expected on average: {expected:,.0f}"),
             hint=f"Partition imbalance: {result.imbalance:,} records at the side {SIDES[result.last_side]}.",
         ),
         section(
             "Gaps",
-            strip_chart([_strip(found) for found in result.partitions]),
+            strip_chart([_strip(partition) for partition in result.partitions]),
             legend(_CLASSES),
             hint="Offsets from left to right.",
         ),
@@ -55,14 +55,14 @@ def audit_html(result: AuditResult, made: str) -> str:
             hint=f"The highest offset of each {result.slice_ms / 1000:g} s, at the side {SIDES[result.last_side]}; "
             "shaded where records are missing.",
         ),
-        section("Lag", _lag(result), hint="Records below each moment in time that a side has not."),
+        section("Lag", _lag(result), hint="Records up to each moment that a side lacks."),
         section("Faults", _faults(result)),
     ]
-    if told["notes"]:
+    if totals["notes"]:
         sections.append(
-            section("Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in told["notes"]) + "</ul>")
+            section("Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in totals["notes"]) + "</ul>")
         )
-    return page(f"Audit of {result.topic}", made, sentence(result), told["verdict"] == "complete", sections)
+    return page(f"Audit of {result.topic}", made, sentence(result), totals["verdict"] == "complete", sections)
 
 
 _CLASSES = {
@@ -79,34 +79,36 @@ def _breakdown(result: AuditResult) -> str:
     columns = ("partition", *(SIDES[side] for side in result.given), "percent", "deviation", "offsets", "gaps")
     more = ("duplicates", "out of order", "mismatches", "expired")
     rows = []
-    for told in result.to_json()["partitions"]:
-        offsets = "–" if told["first_offset"] is None else f"{told['first_offset']:,}-{told['last_offset']:,}"
-        shares = (told["percent"], f"{told['deviation']:+,}", offsets, told["gaps"])
-        faults = (told["duplicates"], told["out_of_order"], told["mismatches"], told["expired"])
-        rows.append((told["partition"], *(told[SIDES[side]] for side in result.given), *shares, *faults))
+    for row in result.to_json()["partitions"]:
+        offsets = "–" if row["first_offset"] is None else f"{row['first_offset']:,}-{row['last_offset']:,}"
+        shares = (row["percent"], f"{row['deviation']:+,}", offsets, row["gaps"])
+        faults = (row["duplicates"], row["out_of_order"], row["mismatches"], row["expired"])
+        rows.append((row["partition"], *(row[SIDES[side]] for side in result.given), *shares, *faults))
     return table((*columns, *more), rows)
 
 
-def _strip(found: PartitionResult) -> tuple[str, float, float, list[Mark]]:
-    start, stop = found.bounds.log_start, max(found.bounds.end, *(last + 1 for last in found.last.values()), 1)
+def _strip(partition: PartitionResult) -> tuple[str, float, float, list[Mark]]:
+    start, stop = (
+        partition.bounds.log_start,
+        max(partition.bounds.end, *(last + 1 for last in partition.last.values()), 1),
+    )
     marks = [Mark(0, start, f"expired: offsets below {start:,}", "expired")] if start else []
-    for _, kind, side, first, last, count, _ in _faults_of(found):
+    for _, kind, side, first, last, count, _ in _faults_of(partition):
         marks.append(
             Mark(first, last + 1, f"{side}: {kind}, offsets {first:,} to {last:,} ({count:,})", _CLASSES[kind])
         )
-    return f"partition {found.partition}", 0, stop, marks
+    return f"partition {partition.partition}", 0, stop, marks
 
 
 def _worst(result: AuditResult) -> set[int]:
     """Return the partitions to draw lines for: those with the most missing records."""
-    by_fault = sorted(result.partitions, key=lambda found: (-found.missing(), found.partition))
-    return {found.partition for found in by_fault[:LINES_MAX]}
+    by_fault = sorted(result.partitions, key=lambda partition: (-partition.missing(), partition.partition))
+    return {partition.partition for partition in by_fault[:LINES_MAX]}
 
 
 def _reach(result: AuditResult) -> list[Series]:
-    shown = _worst(result)
     lines = []
-    for partition in sorted(shown):
+    for partition in sorted(_worst(result)):
         points = [
             (part.start_ms + result.slice_ms, part.reach)
             for part in result.slices
@@ -139,37 +141,37 @@ def _lag(result: AuditResult) -> str:
             lines.append(Series(SIDES[side], values, SIDE_COLOURS[side], times))
     columns = ("partition", *(SIDES[side] for side in (DELIVERED, LANDED) if side in result.given))
     rows = [
-        (found.partition, *(found.lag(side) for side in (DELIVERED, LANDED) if side in result.given))
-        for found in result.partitions
+        (partition.partition, *(partition.lag(side) for side in (DELIVERED, LANDED) if side in result.given))
+        for partition in result.partitions
     ]
     behind_end = table(columns, rows) if len(columns) > 1 else ""
     return line_chart(lines) + (f"<p>At the log's end, not reached yet:</p>{behind_end}" if behind_end else "")
 
 
-def _faults_of(found: PartitionResult) -> Iterator[Fault]:
+def _faults_of(partition: PartitionResult) -> Iterator[Fault]:
     for kind, ranges in (
-        ("missing", found.gaps),
-        ("duplicate", found.duplicates),
-        ("out of order", found.disordered),
-        ("not in the log", found.unexpected),
+        ("missing", partition.gaps),
+        ("duplicate", partition.duplicates),
+        ("out of order", partition.disordered),
+        ("not in the log", partition.unexpected),
     ):
         for item in ranges:
-            yield found.partition, kind, SIDES[item.side], item.first, item.last, item.count, ""
-    for wrong in found.mismatched:
+            yield partition.partition, kind, SIDES[item.side], item.first, item.last, item.count, ""
+    for wrong in partition.mismatched:
         text = f"checksum {wrong.found:08x}, expected {wrong.expected:08x}"
-        yield found.partition, "altered", SIDES[wrong.side], wrong.offset, wrong.offset, 1, text
+        yield partition.partition, "altered", SIDES[wrong.side], wrong.offset, wrong.offset, 1, text
 
 
 def faults(result: AuditResult) -> list[Fault]:
     """Return all faults by partition: kind, side, first and last offset, count, and a detail."""
-    return [fault for found in result.partitions for fault in _faults_of(found)]
+    return [fault for partition in result.partitions for fault in _faults_of(partition)]
 
 
 def _faults(result: AuditResult) -> str:
-    found = faults(result)
-    if not found:
+    listed = faults(result)
+    if not listed:
         return '<p class="none">None.</p>'
     columns = ("partition", "what", "side", "first offset", "last offset", "records", "detail")
-    shown = table(columns, found[:FAULTS_MAX], ("what", "side", "detail"))
-    left = len(found) - FAULTS_MAX
+    shown = table(columns, listed[:FAULTS_MAX], ("what", "side", "detail"))
+    left = len(listed) - FAULTS_MAX
     return shown + (f'<p class="hint">And {left:,} more: see --json.</p>' if left > 0 else "")

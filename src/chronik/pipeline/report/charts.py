@@ -115,10 +115,10 @@ def ticks(low: float, high: float) -> list[float]:
     power = 10.0 ** len(str(int(raw))[1:]) if raw >= 1 else 1.0
     step = next(times * power for times in (1, 2, 2.5, 5, 10, 20) if times * power >= raw)
     first = (low // step) * step
-    made = [first]
-    while made[-1] < high:
-        made.append(made[-1] + step)
-    return made if len(made) > 1 else [first, first + step]
+    steps = [first]
+    while steps[-1] < high:
+        steps.append(steps[-1] + step)
+    return steps if len(steps) > 1 else [first, first + step]
 
 
 def clock(time_ms: float, span_ms: float) -> str:

@@ -21,7 +21,7 @@ _CLASSES = {
 def stalls_sentence(result: TraceResult) -> str:
     events = sum(one.events for one in result.traced)
     if not result.stalls:
-        return f"no partition stood for {result.least_s:g} s or more with records to read ({events:,} events)"
+        return f"no partition with unread records stalled for {result.least_s:g} s or more ({events:,} events)"
     by_cause: dict[str, int] = {}
     for stall in result.stalls:
         by_cause[stall.cause] = by_cause.get(stall.cause, 0) + 1
@@ -30,7 +30,7 @@ def stalls_sentence(result: TraceResult) -> str:
 
 
 def stall_line(stall: Stall) -> str:
-    lasts = "" if stall.until_ms is not None else ", and lasts"
+    lasts = "" if stall.until_ms is not None else ", and continues"
     when = clock(stall.from_ms, 60_000)
     return f"{when} {stall.topic}-{stall.partition}: {stall.seconds:g} s{lasts}: {stall.cause}: {stall.summary}"
 
@@ -51,7 +51,7 @@ def stalls_html(result: TraceResult, made: str) -> str:
             clock(stall.from_ms, last_ms - first_ms),
             stall.topic,
             stall.partition,
-            stall.seconds if stall.until_ms is not None else f"{stall.seconds:g}, and lasts",
+            stall.seconds if stall.until_ms is not None else f"{stall.seconds:g}, and continues",
             stall.cause,
             stall.summary,
             stall.evidence["unread"],

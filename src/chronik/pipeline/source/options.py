@@ -28,7 +28,7 @@ from chronik.client.topics import EARLIEST, LATEST
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.ranges import Partition
 
-PLAIN = {
+NAMES = {
     name.lower(): name
     for name in (
         *("subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets"),
@@ -74,12 +74,15 @@ class SourceOptions:
         """Raises a PipelineError that names the option."""
         options = {name.lower(): value for name, value in given.items()}
         _check_names(options)
+        bootstrap = ",".join(_listed(options.get("kafka.bootstrap.servers", "")))
+        if not bootstrap:
+            raise PipelineError("option kafka.bootstrap.servers is missing: give HOST:PORT[,...]")
         topics, pattern, assigned = _what_to_read(options)
         level = _one_of(options, "kafka.isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
         if streaming:
             _refuse_in_streams(options)
         return cls(
-            bootstrap=_bootstrap(options),
+            bootstrap=bootstrap,
             topics=topics,
             pattern=pattern,
             assigned=assigned,
@@ -100,18 +103,11 @@ def _check_names(options: Mapping[str, str]) -> None:
     for name, value in options.items():
         if name.startswith(REFUSED) or (name == "kafka.security.protocol" and value.upper() != "PLAINTEXT"):
             raise PipelineError(
-                f"option {name}: this source speaks to brokers in plain text; read with Spark's own connector "
+                f"option {name}: this source has no TLS or SASL; read with Spark's own connector "
                 "(format kafka, or --source kafka)"
             )
-        if not name.startswith("kafka.") and name not in PLAIN:
-            raise PipelineError(f"option {name} is not known: the names are {', '.join(sorted(PLAIN.values()))}")
-
-
-def _bootstrap(options: Mapping[str, str]) -> str:
-    servers = ",".join(part.strip() for part in options.get("kafka.bootstrap.servers", "").split(",") if part.strip())
-    if not servers:
-        raise PipelineError("option kafka.bootstrap.servers is missing: give HOST:PORT[,...]")
-    return servers
+        if not name.startswith("kafka.") and name not in NAMES:
+            raise PipelineError(f"option {name} is unknown: the names are {', '.join(sorted(NAMES.values()))}")
 
 
 def _what_to_read(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, frozenset[Partition] | None]:
@@ -120,18 +116,22 @@ def _what_to_read(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | No
         raise PipelineError(f"give one of subscribe, subscribePattern and assign (given: {', '.join(ways) or 'none'})")
     value = options[ways[0].lower()].strip()
     if ways[0] == "subscribe":
-        return tuple(dict.fromkeys(topic.strip() for topic in value.split(",") if topic.strip())), None, None
+        return tuple(dict.fromkeys(_listed(value))), None, None
     if ways[0] == "subscribePattern":
         try:
             re.compile(value)
         except re.error as error:
-            raise PipelineError(f"option subscribePattern is no pattern: {error}") from None
+            raise PipelineError(f"option subscribePattern is not a regular expression: {error}") from None
         return (), value, None
     named = _parse_json("assign", value)
     assigned = frozenset(
         (topic, _whole("assign", partition)) for topic, partitions in named.items() for partition in partitions
     )
     return tuple(dict.fromkeys(topic for topic, _ in sorted(assigned))), None, assigned
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _refuse_in_streams(options: Mapping[str, str]) -> None:
@@ -169,13 +169,13 @@ def _edge(options: Mapping[str, str], side: str, default: str, *, latest_if_none
 
 
 def _by_partition(name: str, value: str) -> dict[Partition, int]:
-    found: dict[Partition, int] = {}
+    numbers: dict[Partition, int] = {}
     for topic, entries in _parse_json(name, value).items():
         if not isinstance(entries, dict):
             raise PipelineError(f'option {name}: write {{"{topic}": {{"0": NUMBER, ...}}}}')
         for partition, number in entries.items():
-            found[topic, _whole(name, partition)] = _whole(name, number)
-    return found
+            numbers[topic, _whole(name, partition)] = _whole(name, number)
+    return numbers
 
 
 def _parse_json(name: str, value: str) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _whole(name: str, value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise PipelineError(f"option {name}: {value!r} is no whole number") from None
+        raise PipelineError(f"option {name}: {value!r} is not a whole number") from None
 
 
 def _number(options: Mapping[str, str], name: str, least: int) -> int | None:

@@ -264,27 +264,30 @@ def _cause(window: Window, until_ms: float, most_ms: float, others: int) -> tupl
     client = window.client or "the consumer"
     passed_ms = until_ms if window.watermark_passed_ms is None else window.watermark_passed_ms
     if passed_ms - window.since_ms >= most_ms:
-        stood = window.high_watermark if window.watermark_passed_ms is None else window.position
+        watermark = window.high_watermark if window.watermark_passed_ms is None else window.position
         return WATERMARK, (
-            f"the high watermark stood at {stood} while the log went to {window.log_end}: "
+            f"the high watermark stayed at {watermark} while the log grew to {window.log_end}: "
             "the in-sync replicas did not follow"
         )
     hang_ms = window.hang_ms
     if window.hanging_since_ms is not None:
         hang_ms += until_ms - window.hanging_since_ms
     if hang_ms >= most_ms:
-        return HANG, f"fetches of {client} had records to bring and did not come back for {hang_ms / 1000:.1f} s"
+        return HANG, f"fetches of {client} had records to return and were not answered for {hang_ms / 1000:.1f} s"
     if window.rejections >= REJECTIONS_MIN:
-        return REJECTIONS, f"{window.rejections} requests were refused with {window.rejected_with}: they met no leader"
+        return (
+            REJECTIONS,
+            f"{window.rejections} requests were rejected with {window.rejected_with}: no leader accepted them",
+        )
     if _idle_ms(window, until_ms) >= most_ms:
         if others:
-            return BEHIND, f"{client} went on fetching other partitions, and not this one"
-        return STOPPED, f"{client} sent no fetch: {window.log_end - window.position} records waited for it"
+            return BEHIND, f"{client} kept fetching other partitions, but not this one"
+        return STOPPED, f"{client} sent no fetch for {window.log_end - window.position} unread records"
     if window.empty_answers >= EMPTY_MIN:
-        return HANG, f"{window.empty_answers} fetches of {client} came back empty, with records below the watermark"
+        return HANG, f"{window.empty_answers} fetches of {client} returned nothing, despite records below the watermark"
     if others:
-        return BEHIND, f"{client} was served from other partitions meanwhile, and not from this one"
-    return UNEXPLAINED, f"{window.fetches} fetches in that time, and none of them hung, was refused or came back empty"
+        return BEHIND, f"{client} received records of other partitions meanwhile, but not of this one"
+    return UNEXPLAINED, f"{window.fetches} fetches in that time, none of which hung, was rejected or returned nothing"
 
 
 def _idle_ms(window: Window, until_ms: float) -> float:
