@@ -88,10 +88,8 @@ def _breakdown(result: AuditResult) -> str:
 
 
 def _strip(partition: PartitionResult) -> tuple[str, float, float, list[Mark]]:
-    start, stop = (
-        partition.bounds.log_start,
-        max(partition.bounds.end, *(last + 1 for last in partition.last.values()), 1),
-    )
+    start = partition.bounds.log_start
+    stop = max(partition.bounds.end, *(last + 1 for last in partition.last.values()), 1)
     marks = [Mark(0, start, f"expired: offsets below {start:,}", "expired")] if start else []
     for _, kind, side, first, last, count, _ in _faults_of(partition):
         marks.append(

@@ -277,7 +277,7 @@ def _cause(window: Window, until_ms: float, most_ms: float, others: int) -> tupl
     if window.rejections >= REJECTIONS_MIN:
         return (
             REJECTIONS,
-            f"{window.rejections} requests were rejected with {window.rejected_with}: no leader accepted them",
+            f"{window.rejections} requests were rejected with {window.rejected_with}: no leader took them",
         )
     if _idle_ms(window, until_ms) >= most_ms:
         if others:
