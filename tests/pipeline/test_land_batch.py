@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -170,3 +172,8 @@ def test_a_full_disk_is_an_error_and_leaves_the_table_unchanged(tmp_path: Path) 
     assert not full.is_symlink()
     assert lander(tmp_path).land("q", 1, writer(tmp_path, records(0, range(5, 10)))) == LandedBatch(5, 0)
     assert landed(tmp_path / "t") == each(range(10))
+
+
+def test_executors_do_not_import_deltalake() -> None:
+    code = "import sys, chronik.pipeline.land.task\nassert 'deltalake' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
