@@ -28,7 +28,7 @@ OUT_SCHEMA = pa.schema(
         ("first_ms", pa.float64()),
         ("last_ms", pa.float64()),
         ("unreadable", pa.int64()),
-        ("window", pa.string()),
+        ("windows", pa.string()),
     ]
 )
 
@@ -105,12 +105,8 @@ def stalls_of(
     try:
         folded = events.groupBy("topic", "partition").applyInArrow(_folding(least_ms), from_arrow_schema(OUT_SCHEMA))
         rows = folded.collect()
-        traced = [
-            Traced(row.topic, row.partition, row.events, row.first_ms, row.last_ms)
-            for row in rows
-            if row.window is None
-        ]
-        windows = [msgspec.json.decode(row.window, type=Window) for row in rows if row.window is not None]
+        traced = [Traced(row.topic, row.partition, row.events, row.first_ms, row.last_ms) for row in rows]
+        windows = [window for row in rows for window in msgspec.json.decode(row.windows, type=list[Window])]
         now_ms = max((one.last_ms for one in traced), default=0.0)
         long = [window for window in windows if (window.until_ms or now_ms) - window.since_ms >= least_ms]
         others = _fetches_elsewhere(spark, events, long, now_ms)
@@ -123,7 +119,7 @@ def stalls_of(
             key=lambda stall: (stall.from_ms, stall.topic, stall.partition),
         ),
         sorted(traced, key=lambda one: (one.topic, one.partition)),
-        sum(row.unreadable for row in rows if row.window is None),
+        sum(row.unreadable for row in rows),
         least_ms / 1000,
     )
 
@@ -145,11 +141,10 @@ def _folding(least_ms: float) -> Any:
         topic, partition = key[0].as_py(), key[1].as_py()
         # Each node numbers its events, and the nodes' clocks are roughly synchronised.
         order = pa.compute.sort_indices(table, sort_keys=[(name, "ascending") for name in ("time_ms", "node", "n")])
-        texts = table.column("text").take(order)
         detector = StallDetector(topic, partition, least_ms)
         windows: list[Window] = []
         unreadable = 0
-        for text in texts:
+        for text in table.column("text").take(order):
             try:
                 event = decode_trace(text.as_py())
             except ValueError:
@@ -157,12 +152,10 @@ def _folding(least_ms: float) -> Any:
                 continue
             windows += detector.feed(event)
         windows += detector.finish()
-        times = table.column("time_ms")
-        first_ms, last_ms = (bound.as_py() for bound in pa.compute.min_max(times).values())
-        head = {"topic": topic, "partition": partition, "events": table.num_rows}
-        rows = [{**head, "first_ms": first_ms, "last_ms": last_ms, "unreadable": unreadable, "window": None}]
-        rows += [{**head, "window": msgspec.json.encode(window).decode()} for window in windows]
-        return pa.Table.from_pylist(rows, schema=OUT_SCHEMA)
+        first_ms, last_ms = (bound.as_py() for bound in pa.compute.min_max(table.column("time_ms")).values())
+        written = msgspec.json.encode(windows).decode()
+        row = (topic, partition, table.num_rows, first_ms, last_ms, unreadable, written)
+        return pa.Table.from_pylist([dict(zip(OUT_SCHEMA.names, row, strict=True))], schema=OUT_SCHEMA)
 
     return fold
 
@@ -180,16 +173,13 @@ def _fetches_elsewhere(
     ]
     if not rows:
         return {}
-    asked = spark.createDataFrame(
+    stalled = spark.createDataFrame(
         rows, "at int, in_topic string, in_partition int, of_client string, since_ms double, until_ms double"
     )
     fetches = events.where("kind = 'fetch-started'").select("topic", "partition", "client_id", "time_ms")
-    same = (
-        (sql.col("topic") == sql.col("in_topic"))
-        & (sql.col("client_id") == sql.col("of_client"))
-        & (sql.col("partition") != sql.col("in_partition"))
-        & (sql.col("time_ms") > sql.col("since_ms"))
-        & (sql.col("time_ms") < sql.col("until_ms"))
+    elsewhere = sql.expr(
+        "topic = in_topic and client_id = of_client and partition != in_partition "
+        "and time_ms > since_ms and time_ms < until_ms"
     )
-    counted = fetches.join(sql.broadcast(asked), same).groupBy("at").count().collect()
+    counted = fetches.join(sql.broadcast(stalled), elsewhere).groupBy("at").count().collect()
     return {row["at"]: row["count"] for row in counted}
