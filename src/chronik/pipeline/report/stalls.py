@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from chronik.pipeline.report.charts import Mark, clock, strip_chart
 from chronik.pipeline.report.page import legend, page, section, table
 from chronik.pipeline.stalls.detector import BEHIND, HANG, REJECTIONS, STOPPED, UNEXPLAINED, WATERMARK, Stall
@@ -22,10 +24,8 @@ def stalls_sentence(result: TraceResult) -> str:
     events = sum(one.events for one in result.traced)
     if not result.stalls:
         return f"no partition with unread records stalled for {result.least_s:g} s or more ({events:,} events)"
-    by_cause: dict[str, int] = {}
-    for stall in result.stalls:
-        by_cause[stall.cause] = by_cause.get(stall.cause, 0) + 1
-    causes = ", ".join(f"{count} {cause}" for cause, count in sorted(by_cause.items(), key=lambda item: -item[1]))
+    by_cause = Counter(stall.cause for stall in result.stalls)
+    causes = ", ".join(f"{count} {cause}" for cause, count in by_cause.most_common())
     return f"{len(result.stalls)} stalls of {result.least_s:g} s or more: {causes} ({events:,} events)"
 
 
@@ -60,9 +60,9 @@ def stalls_html(result: TraceResult, made: str) -> str:
         for stall in result.stalls[:STALLS_MAX]
     ]
     left = ("from (UTC)", "topic", "cause", "why", "client")
-    found = table(columns, stalls, left) if stalls else '<p class="none">None.</p>'
+    listed = table(columns, stalls, left) if stalls else '<p class="none">None.</p>'
     sections = [
         section("Partitions over time", strip_chart(rows, as_times=True), legend(_CLASSES)),
-        section("Stalls", found),
+        section("Stalls", listed),
     ]
     return page("Stalls by traces", made, stalls_sentence(result), not result.stalls, sections)

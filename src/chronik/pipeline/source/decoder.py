@@ -92,9 +92,8 @@ class ArrowDecoder:
             if self._aborting and header.record_count and _is_abort(self._payload(records, start, header)):
                 self._aborting.discard(header.producer_id)
             return False
-        if header.is_transactional and header.producer_id in self._aborting:
-            return False
-        return header.record_count > 0 and header.last_offset >= self._requested.start
+        is_aborted = header.is_transactional and header.producer_id in self._aborting
+        return not is_aborted and header.record_count > 0 and header.last_offset >= self._requested.start
 
     def _payload(self, records: memoryview, start: int, header: BatchHeader) -> Buffer:
         block = records[start + HEADER_BYTES : start + header.size_bytes]
