@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 
-from chronik.pipeline.columns import Chunk, RecordRange
-from chronik.pipeline.compiled import CompiledChunk
-from chronik.pipeline.decoder import ArrowDecoder
-from chronik.pipeline.plain import PlainChunk
+from chronik.pipeline.source.columns import Chunk
+from chronik.pipeline.source.decoder import ArrowDecoder
+from chronik.pipeline.source.numba_chunk import NumbaChunk
+from chronik.pipeline.source.python_chunk import PythonChunk
+from chronik.pipeline.source.ranges import RecordRange
 from chronik.wire.batch import encode_batch
 from chronik.wire.compression import CODECS
 from chronik.wire.records import NewRecord
@@ -25,7 +26,7 @@ TOTAL_BYTES = 20_000_000
 def measure(raw: bytes, count: int, chunk: type[Chunk]) -> float:
     """Return the seconds of the best round."""
     best_s = float("inf")
-    for _ in range(ROUNDS if chunk is CompiledChunk else 1):
+    for _ in range(ROUNDS if chunk is NumbaChunk else 1):
         decoder = ArrowDecoder(RecordRange("bench", 0, 0, count), chunk=chunk)
         started_s = time.process_time()
         rows = sum(made.num_rows for made in (*decoder.feed(memoryview(raw)), *decoder.finish()))
@@ -36,7 +37,7 @@ def measure(raw: bytes, count: int, chunk: type[Chunk]) -> float:
 
 def main() -> None:
     started_s = time.process_time()
-    measure(encode_batch([(b"k", b"v", (), 0)]), 1, CompiledChunk)
+    measure(encode_batch([(b"k", b"v", (), 0)]), 1, NumbaChunk)
     print(f"first batch, compiling or loading the compiled loop included: {time.process_time() - started_s:.2f} s")
     for size_bytes in (100, 1000):
         count = TOTAL_BYTES // size_bytes
@@ -54,7 +55,7 @@ def main() -> None:
                     encode_batch(records[at : at + per_batch], codec=codec, base_offset=at)
                     for at in range(0, count, per_batch)
                 )
-                for chunk in (CompiledChunk, PlainChunk) if not codec else (CompiledChunk,):
+                for chunk in (NumbaChunk, PythonChunk) if not codec else (NumbaChunk,):
                     seconds = measure(raw, count, chunk)
                     print(
                         f"{size_bytes:5} B, batches of {batch_bytes // 1000} KB, {name:6} {chunk.__name__:13} "

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chronik.pipeline.land_files import ROW_GROUP_ROWS, parquet_settings
-from chronik.pipeline.land_schema import OWN
+from chronik.pipeline.land.schema import RECORD_SCHEMA
+from chronik.pipeline.land.task import ROW_GROUP_ROWS, parquet_settings
 
 ROUNDS = 3
 START_US = 1_700_000_000_000_000
@@ -25,12 +25,12 @@ def rows(values: list[bytes]) -> Any:
     columns = [
         pa.array([b"key-%08d" % number for number in range(count)]),
         pa.array(values),
-        pa.nulls(count, OWN[2].type),
+        pa.nulls(count, RECORD_SCHEMA[2].type),
         pa.array(np.ones(count, np.int32)),
         pa.array(np.arange(count)),
-        pa.array(np.arange(count) * 1000 + START_US, OWN[5].type),
+        pa.array(np.arange(count) * 1000 + START_US, RECORD_SCHEMA[5].type),
     ]
-    return pa.table(columns, schema=pa.schema(OWN))
+    return pa.table(columns, schema=RECORD_SCHEMA)
 
 
 def main() -> None:

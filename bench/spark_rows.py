@@ -27,10 +27,10 @@ from tests.support import topics  # noqa: E402
 from tests.support.node import Node  # noqa: E402
 
 from chronik.client.batches import Batches  # noqa: E402
-from chronik.pipeline.audit import AuditRequest, prepare, run  # noqa: E402
-from chronik.pipeline.blocking import BlockingCluster  # noqa: E402
-from chronik.pipeline.land import ROWS_PER_BATCH_SETTING, LandSettings, TopicLanding, topic_ids  # noqa: E402
+from chronik.pipeline.audit.job import AuditRequest, prepare, run  # noqa: E402
+from chronik.pipeline.land.topic_landing import ROWS_PER_BATCH_SETTING, LandSettings, TopicLanding, topic_ids  # noqa: E402
 from chronik.pipeline.session import spark_session  # noqa: E402
+from chronik.pipeline.source.blocking import BlockingCluster  # noqa: E402
 from chronik.wire.batch import encode_batch  # noqa: E402
 from chronik.wire.records import NewRecord  # noqa: E402
 

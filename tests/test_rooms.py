@@ -11,6 +11,8 @@ import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import chronik
 
 SOURCE = Path(chronik.__file__).resolve().parent
@@ -39,7 +41,14 @@ NODE_LEVELS: tuple[tuple[str, ...], ...] = (
     ("environment", "topic_settings", "age_clock", "disk_watch"),
     ("config",),
 )
-NODE_LEVEL_OF = {part: level for level, parts in enumerate(NODE_LEVELS) for part in parts}
+# The same inside `pipeline`.
+PIPELINE_LEVELS: tuple[tuple[str, ...], ...] = (
+    ("report",),
+    ("land", "audit", "stalls", "session"),
+    ("source",),
+    ("errors",),
+)
+INNER_LEVELS = {"node": NODE_LEVELS, "pipeline": PIPELINE_LEVELS}
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Outside the levels: may import every package, and no package imports it.
 BESIDE = ("testing",)
@@ -132,29 +141,32 @@ def test_imports_run_downwards_only() -> None:
     assert faults == []
 
 
-def node_part_of(path: Path) -> str:
-    """Return the package or module of `node` that a file belongs to; empty outside `node`."""
+def part_of(path: Path, room: str) -> str:
+    """Return the package or module of `room` that a file belongs to; empty outside `room`."""
     parts = path.relative_to(SOURCE).parts
-    return parts[1].removesuffix(".py") if parts[0] == "node" and parts[-1] != "__init__.py" else ""
+    return parts[1].removesuffix(".py") if parts[0] == room and parts[-1] != "__init__.py" else ""
 
 
-def test_imports_inside_node_run_downwards_only() -> None:
+@pytest.mark.parametrize("room", INNER_LEVELS)
+def test_imports_inside_a_package_run_downwards_only(room: str) -> None:
+    level_of = {part: level for level, parts in enumerate(INNER_LEVELS[room]) for part in parts}
     faults = []
     for path in MODULES:
-        part = node_part_of(path)
+        part = part_of(path, room)
         for line, name in imported_names(parse(path), path) if part else ():
             parts = name.split(".")
-            imported = parts[2] if parts[:2] == ["chronik", "node"] and len(parts) > 2 else part
-            if imported != part and NODE_LEVEL_OF[imported] <= NODE_LEVEL_OF[part]:
+            imported = parts[2] if parts[:2] == ["chronik", room] and len(parts) > 2 else part
+            if imported != part and level_of[imported] <= level_of[part]:
                 faults.append(f"{place(path, line)}: {part} may not import {imported}")
     assert faults == []
 
 
-def test_node_modules_have_no_import_cycle() -> None:
+@pytest.mark.parametrize("room", INNER_LEVELS)
+def test_modules_of_a_package_have_no_import_cycle(room: str) -> None:
     def name_of(path: Path) -> str:
         return ".".join(("chronik", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
 
-    modules = {name_of(path): path for path in MODULES if room_of(path) == "node"}
+    modules = {name_of(path): path for path in MODULES if room_of(path) == room}
     graph = {
         module: {
             found

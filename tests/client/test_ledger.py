@@ -22,8 +22,8 @@ from tests.support.topics import NOW_MS
 import chronik
 from chronik.client import ledger as ledger_module
 from chronik.client.ledger import Entry, Ledger, LedgerError
-from chronik.pipeline.columns import RecordRange
-from chronik.pipeline.reading import ReadSettings, read_range
+from chronik.pipeline.source.ranges import RecordRange
+from chronik.pipeline.source.reading import ReadSettings, read_range
 from chronik.wire.checksum import record_checksum
 
 RECORDS: list[tuple[bytes | None, bytes | None, list[tuple[str, Any]]]] = [

@@ -14,7 +14,7 @@ from chronik.observe.traces import (
     decode_trace,
     encode_trace,
 )
-from chronik.pipeline.stalls import Stall, StallDetector, judge
+from chronik.pipeline.stalls.detector import Stall, StallDetector, judge
 
 START_MS = 1_700_000_000_000.0
 

@@ -10,11 +10,11 @@ from tests.support import topics
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.topics import numbered
 
-from chronik.pipeline.blocking import BlockingCluster
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.options import SourceOptions
-from chronik.pipeline.planning import Planner
-from chronik.pipeline.reading import ReadSettings, read_range
+from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.source.options import SourceOptions
+from chronik.pipeline.source.planner import Planner
+from chronik.pipeline.source.reading import ReadSettings, read_range
 from chronik.wire.compression import CODECS
 
 pytestmark = pytest.mark.timeout(180)

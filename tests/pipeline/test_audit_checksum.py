@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from chronik.pipeline import audit_checksum
-from chronik.pipeline.audit_checksum import checksums
-from chronik.pipeline.columns import HEADERS
+from chronik.pipeline.audit import checksum as audit_checksum
+from chronik.pipeline.audit.checksum import checksums
+from chronik.pipeline.source.columns import HEADERS
 from chronik.wire.checksum import record_checksum
 
 Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
@@ -40,7 +40,7 @@ def columns(records: list[Row]) -> tuple[Any, Any, Any]:
 @pytest.fixture(params=["compiled", "plain"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "plain":
-        monkeypatch.setitem(__import__("sys").modules, "chronik.pipeline.audit_kernel", None)
+        monkeypatch.setitem(__import__("sys").modules, "chronik.pipeline.audit.checksum_kernel", None)
     else:
         pytest.importorskip("numba")
 

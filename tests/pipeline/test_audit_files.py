@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from chronik.client.ledger import Ledger
-from chronik.pipeline import audit_files
-from chronik.pipeline.audit_blocks import ACKED
-from chronik.pipeline.audit_files import TOMBSTONE, file_ranges, read_lines, snapshot
+from chronik.pipeline.audit import files as audit_files
+from chronik.pipeline.audit.blocks import ACKED
+from chronik.pipeline.audit.files import TOMBSTONE, file_ranges, read_lines, snapshot
 from chronik.pipeline.errors import PipelineError
 from chronik.wire.checksum import record_checksum
 
@@ -64,8 +64,8 @@ def test_lines_written_after_the_snapshot_are_ignored(ledger: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b'{"topic":"t","parti\n', "line 1001, is no ledger's"),
-        (b"not json\n", "line 1001, is no ledger's"),
+        (b'{"topic":"t","parti\n', "line 1001, is not a ledger entry"),
+        (b"not json\n", "line 1001, is not a ledger entry"),
         (b'{"topic":"t","partition":0}\n', "missing required field"),
         (b'{"topic":"t","partition":"0","offset":1,"key":null,"timestamp_ms":1,"checksum":1}\n', "line 1001"),
         (b'{"topic":"t","partition":0,"offset":-1,"key":null,"timestamp_ms":1,"checksum":1}\n', "negative offset"),

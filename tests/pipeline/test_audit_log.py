@@ -15,13 +15,13 @@ from tests.support.node import Node
 from tests.support.topics import NOW_MS, numbered
 
 from chronik.client.node_http import get_blocking
-from chronik.pipeline import audit_log
-from chronik.pipeline.audit import AuditPlan, AuditRequest, _log_tasks, prepare
-from chronik.pipeline.audit_blocks import CONTROL, NO_CHECKSUM, READABLE
-from chronik.pipeline.audit_cluster import http_nodes
-from chronik.pipeline.audit_log import read_log
-from chronik.pipeline.blocking import BlockingCluster
+from chronik.pipeline.audit import log as audit_log
+from chronik.pipeline.audit.blocks import CONTROL, NO_CHECKSUM, READABLE
+from chronik.pipeline.audit.cluster import http_nodes
+from chronik.pipeline.audit.job import AuditPlan, AuditRequest, _log_tasks, prepare
+from chronik.pipeline.audit.log import read_log
 from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.wire.checksum import record_checksum
 from chronik.wire.compression import LZ4
 

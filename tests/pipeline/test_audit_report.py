@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from chronik.pipeline.audit_blocks import ACKED, LANDED, READABLE, Bounds, Finding
-from chronik.pipeline.audit_result import AuditResult, summarise
-from chronik.pipeline.report_audit import audit_html, faults, sentence
-from chronik.pipeline.report_svg import Mark, Series, bar_chart, line_chart, strip_chart, ticks
+from chronik.pipeline.audit.blocks import ACKED, LANDED, READABLE, Bounds, Finding
+from chronik.pipeline.audit.result import AuditResult, summarise
+from chronik.pipeline.report.audit import audit_html, faults, sentence
+from chronik.pipeline.report.charts import Mark, Series, bar_chart, line_chart, strip_chart, ticks
 
 TIME_MS = 1_700_000_000_000
 GIVEN = (ACKED, READABLE, LANDED)

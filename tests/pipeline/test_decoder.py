@@ -12,10 +12,11 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chronik.pipeline.columns import Chunk, RecordRange, arrow_schema
-from chronik.pipeline.compiled import CompiledChunk
-from chronik.pipeline.decoder import ArrowDecoder
-from chronik.pipeline.plain import PlainChunk
+from chronik.pipeline.source.columns import Chunk, arrow_schema
+from chronik.pipeline.source.decoder import ArrowDecoder
+from chronik.pipeline.source.numba_chunk import NumbaChunk
+from chronik.pipeline.source.python_chunk import PythonChunk
+from chronik.pipeline.source.ranges import RecordRange
 from chronik.wire.batch import HEADER_BYTES, encode_batch
 from chronik.wire.compression import CODECS
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -40,7 +41,7 @@ def decode(
     *,
     start: int = 0,
     stop: int = 2**62,
-    chunk: type[Chunk] = CompiledChunk,
+    chunk: type[Chunk] = NumbaChunk,
     with_headers: bool = True,
     rows_max: int = 7,
     bytes_max: int = 64,
@@ -111,8 +112,7 @@ def test_the_compiled_decoder_returns_the_same_rows_as_the_plain_decoder(
     stop = data.draw(st.integers(start, end + 5))
     with_headers = data.draw(st.booleans())
     compiled, plain = (
-        rows(raw, start=start, stop=stop, with_headers=with_headers, chunk=chunk)
-        for chunk in (CompiledChunk, PlainChunk)
+        rows(raw, start=start, stop=stop, with_headers=with_headers, chunk=chunk) for chunk in (NumbaChunk, PythonChunk)
     )
     assert compiled == plain
 
@@ -130,7 +130,7 @@ def test_both_decoders_read_damaged_records_alike(records: list[NewRecord], data
         struct.pack_into(">i", raw, 8, len(raw) - 12)
     struct.pack_into(">I", raw, 17, crc32c(raw[21:]))
     outcomes = []
-    for chunk in (CompiledChunk, PlainChunk):
+    for chunk in (NumbaChunk, PythonChunk):
         try:
             outcomes.append(rows(bytes(raw), chunk=chunk))
         except KafkaError as error:

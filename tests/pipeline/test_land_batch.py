@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +13,11 @@ from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.support.landing import landed, records, sql, writer
 
-from chronik.pipeline.delta import LandingTable
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land_batch import BatchLander, LandedBatch
-from chronik.pipeline.land_files import NewFile, remove_files
-from chronik.pipeline.land_ranges import LandedOffsets
-from chronik.pipeline.land_schema import dead_letter_schema, table_schema
-from chronik.pipeline.land_task import WriteTask
+from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable
+from chronik.pipeline.land.landed_offsets import LandedOffsets
+from chronik.pipeline.land.schema import dead_letter_schema, table_schema
+from chronik.pipeline.land.task import NewFile, WriteTask, remove_files
 
 NUMBER = StructType([StructField("n", LongType(), nullable=False)])
 TEXT = StructType([StructField("n", StringType(), nullable=False)])
@@ -122,7 +122,7 @@ def test_a_checkpoint_ahead_of_the_table_is_rejected(tmp_path: Path) -> None:
 def test_a_recreated_topic_and_another_schema_are_rejected(tmp_path: Path) -> None:
     table(tmp_path)
     table(tmp_path)
-    with pytest.raises(PipelineError, match="was deleted and made again"):
+    with pytest.raises(PipelineError, match="was deleted and recreated"):
         table(tmp_path, topic_id="id-2")
     with pytest.raises(PipelineError, match=r"another --schema \(they differ in n\)"):
         table(tmp_path, NUMBER)
@@ -172,3 +172,8 @@ def test_a_full_disk_is_an_error_and_leaves_the_table_unchanged(tmp_path: Path) 
     assert not full.is_symlink()
     assert lander(tmp_path).land("q", 1, writer(tmp_path, records(0, range(5, 10)))) == LandedBatch(5, 0)
     assert landed(tmp_path / "t") == each(range(10))
+
+
+def test_executors_do_not_import_deltalake() -> None:
+    code = "import sys, chronik.pipeline.land.task\nassert 'deltalake' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,9 +11,9 @@ from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 from tests.support.landing import records
 
-from chronik.pipeline.dead_letters import JsonColumns
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land_schema import parse_schema
+from chronik.pipeline.land.json_columns import JsonColumns
+from chronik.pipeline.land.schema import parse_schema
 
 FIELDS = StructType(
     [
@@ -80,7 +80,7 @@ def test_a_tombstone_is_a_row_of_nulls_if_no_field_is_required() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ([StructField("Offset", t.LongType())], "the field Offset is there twice, or is a column of every table"),
+        ([StructField("Offset", t.LongType())], "the field Offset is listed twice, or is a column of every table"),
         ([StructField("n", t.TimestampNTZType())], "n: the type timestamp_ntz cannot be landed"),
         ([], "has no fields"),
     ],

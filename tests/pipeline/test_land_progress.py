@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land_claim import claim
-from chronik.pipeline.positions import Position
-from chronik.pipeline.progress import ProgressAccount, offsets_of
+from chronik.pipeline.land.claim import claim
+from chronik.pipeline.land.progress import ProgressAccount, offsets_of
+from chronik.pipeline.source.planner import Position
 
 
 def told(second: int, rows: int, ends: dict[int, int], latest: dict[int, int]) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def test_a_checkpoint_folder_allows_one_landing_at_a_time(tmp_path: Path) -> Non
 def test_a_landing_waits_for_the_jvm_of_a_killed_driver_to_exit(tmp_path: Path) -> None:
     jvm = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()", "java"], stdin=subprocess.PIPE)
     driver = (
-        f"import os\nfrom chronik.pipeline.land_claim import claim\nwith claim({str(tmp_path)!r}) as held:\n"
-        f"    held.name_jvm({jvm.pid})\n    os.kill(os.getpid(), 9)"
+        f"import os\nfrom chronik.pipeline.land.claim import claim\nwith claim({str(tmp_path)!r}) as record_jvm:\n"
+        f"    record_jvm({jvm.pid})\n    os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", driver], check=False)
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.landing import records
 
-from chronik.pipeline.columns import RecordRange
-from chronik.pipeline.land_ranges import LandedOffsets
-from chronik.pipeline.range_rows import from_rows, to_row
+from chronik.pipeline.land.landed_offsets import LandedOffsets
+from chronik.pipeline.source.ranges import RecordRange, from_rows, to_row
 
 Batch = tuple[int, list[int]]
 batches = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 40), min_size=1, max_size=12)), max_size=8)

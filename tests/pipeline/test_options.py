@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from chronik.client.topics import EARLIEST, LATEST
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.options import EARLIEST, LATEST, Edge, SourceOptions
+from chronik.pipeline.source.options import Edge, SourceOptions
 
 WHERE = {"kafka.bootstrap.servers": "a:1, b:2", "subscribe": "t"}
 
@@ -35,20 +36,20 @@ def test_offsets_and_timestamps_are_parsed_by_partition() -> None:
 def test_assign_selects_partitions() -> None:
     options = SourceOptions.parse({"kafka.bootstrap.servers": "a:1", "assign": '{"t": [0, 2]}'}, streaming=False)
     assert options.topics == ("t",)
-    assert [options.wants("t", partition) for partition in range(3)] == [True, False, True]
+    assert options.assigned == frozenset({("t", 0), ("t", 2)})
 
 
 @pytest.mark.parametrize(
     ("streaming", "given", "said"),
     [
         (False, {"subscribePattern": "t.*"}, "one of subscribe, subscribePattern and assign"),
-        (False, {"startingOffset": "earliest"}, "startingoffset is not known"),
+        (False, {"startingOffset": "earliest"}, "startingoffset is unknown"),
         (False, {"startingOffsets": "latest"}, "would be empty"),
         (False, {"startingOffsets": '{"t": {"0": -1}}'}, "would be empty"),
         (False, {"endingOffsets": "earliest"}, "would be empty"),
         (False, {"startingOffsets": "erliest"}, "neither a known word nor a JSON object"),
         (False, {"startingOffsets": '{"t": 5}'}, 'write {"t": {"0": NUMBER, ...}}'),
-        (False, {"startingOffsets": '{"t": {"x": 5}}'}, "'x' is no whole number"),
+        (False, {"startingOffsets": '{"t": {"x": 5}}'}, "'x' is not a whole number"),
         (False, {"minPartitions": "0"}, "minPartitions must be 1 or more"),
         (False, {"failOnDataLoss": "maybe"}, "failOnDataLoss must be one of true, false"),
         (False, {"kafka__sasl.mechanism": "PLAIN"}, "Spark's own connector"),

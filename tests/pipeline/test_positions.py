@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronik.pipeline.columns import RecordRange
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.positions import Position, limited
-from chronik.pipeline.ranges import split
+from chronik.pipeline.source.planner import Position, limited
+from chronik.pipeline.source.ranges import RecordRange, split
 
 partitions = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5))
 sizes = st.dictionaries(partitions, st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)), min_size=1)

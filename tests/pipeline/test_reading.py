@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +13,13 @@ from tests.support.node import Node
 from tests.support.ports import free_ports
 from tests.support.topics import NOW_MS, numbered
 
-from chronik.pipeline.blocking import BlockingCluster
-from chronik.pipeline.columns import RecordRange
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.options import SourceOptions
-from chronik.pipeline.planning import Planner
-from chronik.pipeline.positions import Position
-from chronik.pipeline.reading import ReadSettings, read_range
+from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.source.options import SourceOptions
+from chronik.pipeline.source.planner import Planner, Position
+from chronik.pipeline.source.ranges import RecordRange
+from chronik.pipeline.source.reading import ReadSettings, read_range
+from chronik.pipeline.source.spark_source import GroupCommitter
 from chronik.wire.compression import ZSTD
 
 
@@ -167,13 +169,13 @@ def test_the_source_detects_a_recreated_topic(shared_node: Node, source: Any) ->
     topics.delete(at, name)
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(20))
-    with pytest.raises(PipelineError, match="was deleted and made again since"):
+    with pytest.raises(PipelineError, match="was deleted and recreated since"):
         strict.step(position)
-    with pytest.raises(PipelineError, match="was deleted and made again while it was read"):
+    with pytest.raises(PipelineError, match="was deleted and recreated while it was read"):
         list(read_range(wanted, topic_id, ReadSettings(at)))
     following = lenient.step(position)
     assert lenient.read(position, following) == offsets(name, 0, 0, 20)
-    assert "made again" in lenient.warnings[0]
+    assert "recreated" in lenient.warnings[0]
 
 
 def test_the_error_names_a_deleted_topic(shared_node: Node, source: Any) -> None:
@@ -211,3 +213,14 @@ def test_a_reader_that_stops_early_leaves_no_task_or_socket_open(shared_node: No
     rows = read_range(RecordRange(name, 0, 0, 30), "", ReadSettings(at))
     assert next(rows).num_rows > 0
     rows.close()  # type: ignore[attr-defined]  # a pending task or open socket would cause a warning, and so an error
+
+
+def test_the_query_listener_commits_positions_that_name_a_group(shared_node: Node) -> None:
+    at, name, group = shared_node.bootstrap, "read-listener", "read-listener-group"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(5))
+    position = Position({(name, 0): 3})
+    ends = [None, "5", json.dumps(position.to_json()), json.dumps(position.to_json(at, group))]
+    progress = SimpleNamespace(id="query", sources=[SimpleNamespace(endOffset=end) for end in ends])
+    GroupCommitter().onQueryProgress(SimpleNamespace(progress=progress))
+    assert topics.committed(at, group) == {(name, 0): 3}

@@ -6,7 +6,7 @@ import pytest
 from tests.pipeline.support_traces import START_MS, Story, consuming, stopped_consumer
 
 from chronik.observe.traces import FetchServed
-from chronik.pipeline.stalls import Stall
+from chronik.pipeline.stalls.detector import Stall
 
 
 def causes(stalls: list[Stall]) -> list[str]:
@@ -37,7 +37,7 @@ def test_a_stuck_watermark_is_the_cause() -> None:
     story.fetch(20.1, 3, 21, size=1000)
     (stall,) = story.stalls()
     assert (stall.cause, round(stall.seconds)) == ("watermark-not-advancing", 17)
-    assert "stood at 3 while the log went to 21" in stall.summary
+    assert "stayed at 3 while the log grew to 21" in stall.summary
     assert stall.from_ms == START_MS + 3000
     assert stall.until_ms == START_MS + 20_100
 

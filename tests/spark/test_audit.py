@@ -15,10 +15,10 @@ from tests.support.topics import NOW_MS
 
 from chronik.client.batches import Batches
 from chronik.client.ledger import Ledger
-from chronik.pipeline.audit import AuditRequest, prepare, run
-from chronik.pipeline.audit_result import AuditResult
-from chronik.pipeline.blocking import BlockingCluster
-from chronik.pipeline.columns import HEADERS
+from chronik.pipeline.audit.job import AuditRequest, prepare, run
+from chronik.pipeline.audit.result import AuditResult
+from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.source.columns import HEADERS
 from chronik.wire.batch import encode_batch
 from chronik.wire.compression import LZ4
 from chronik.wire.records import NewRecord

@@ -104,7 +104,7 @@ def test_a_torn_line_inside_the_ledger_is_a_one_line_error_with_exit_code_2(
     torn.write_bytes(b"".join([*lines[:4], lines[4][:20] + b"\n", *lines[5:]]))
     done = command("pipeline", "audit", "audit-command", "-b", shared_node.bootstrap, "--ledger", str(torn))
     assert (done.code, done.out) == (2, "")
-    assert f"{torn}, line 5, is no ledger's" in done.error_line
+    assert f"{torn}, line 5, is not a ledger entry" in done.error_line
 
 
 @pytest.mark.parametrize(

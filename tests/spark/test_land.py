@@ -16,8 +16,8 @@ from tests.support.node import Node
 from tests.support.topics import numbered
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land import ROWS_PER_BATCH_SETTING, LandSettings, TopicLanding, topic_ids
-from chronik.pipeline.land_schema import parse_schema
+from chronik.pipeline.land.schema import parse_schema
+from chronik.pipeline.land.topic_landing import ROWS_PER_BATCH_SETTING, LandSettings, TopicLanding, topic_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,12 +125,12 @@ def test_a_running_landing_follows_its_topic_and_fails_if_it_is_recreated(
         topics.create(at, name)
         topics.append(at, name, 0, numbered(20))
         # Which error depends on when the query reads: for a moment the topic does not exist.
-        with pytest.raises(PipelineError, match=r"was deleted and made again|does not exist|no such topic"):
+        with pytest.raises(PipelineError, match=r"was deleted and recreated|does not exist|no such topic"):
             eventually(lambda: job.wait(0.2), RUN_S_MAX)
     finally:
         job.stop()
     assert landed(tmp_path / name) == each(0, 8)
-    with pytest.raises(PipelineError, match="made again since the table"):
+    with pytest.raises(PipelineError, match="recreated since the table"):
         landing(spark, shared_node, name, tmp_path)
 
 

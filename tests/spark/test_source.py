@@ -141,7 +141,7 @@ def test_a_running_stream_reads_new_partitions_and_commits_at_once(
     [
         ({"subscribe": "spark-no-such-topic"}, "topic spark-no-such-topic does not exist"),
         ({"subscribe": "t", "kafka.bootstrap.servers": "127.0.0.1:1"}, "no answer from 127.0.0.1:1"),
-        ({"subscribe": "t", "startingOffset": "earliest"}, "option startingoffset is not known"),
+        ({"subscribe": "t", "startingOffset": "earliest"}, "option startingoffset is unknown"),
     ],
     ids=["unknown topic", "unreachable", "unknown option"],
 )
@@ -170,7 +170,7 @@ def test_a_stream_fails_if_its_topic_was_recreated_while_it_was_stopped(
     again = Landing(read_stream(**options), tmp_path)
     with pytest.raises(Exception) as raised:
         again.to_the_end()
-    assert "was deleted and made again" in (failure_line(raised.value) or "")
+    assert "was deleted and recreated" in (failure_line(raised.value) or "")
     assert again.places == []
 
 
@@ -179,6 +179,6 @@ def test_the_package_registers_the_source_in_the_active_session(
 ) -> None:
     """The last test here: from now on the session has the registered source, not the one that it discovered."""
     topics.create(shared_node.bootstrap, "spark-registered", 1)
-    pipeline.registering.register_active()
-    assert spark in pipeline.registering._registered
+    pipeline.session.register_active()
+    assert spark in pipeline.session._registered
     assert read(subscribe="spark-registered").count() == 0

@@ -18,8 +18,8 @@ from tests.support.topics import numbered
 from chronik.client.batches import Batches
 from chronik.metadata.image import TRACES_TOPIC
 from chronik.observe.traces import encode_trace
-from chronik.pipeline.blocking import BlockingCluster
-from chronik.pipeline.stalls_job import check_traces, stalls_of
+from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.stalls.job import check_traces, stalls_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +80,7 @@ def test_the_command_prints_json_and_writes_a_report(traced: Node, tmp_path: Pat
     assert "partition-imbalance" in [stall["cause"] for stall in told["stalls"]]
     page = report.read_text()
     assert "<svg" in page
-    assert "went on fetching other partitions" in page
+    assert "kept fetching other partitions" in page
     assert "http" not in page
 
 

@@ -12,12 +12,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
-from chronik.pipeline.columns import HEADERS
-from chronik.pipeline.land import dead_letters_name
-from chronik.pipeline.land_batch import Write
-from chronik.pipeline.land_files import NewFile
-from chronik.pipeline.land_ranges import LandedOffsets
-from chronik.pipeline.land_task import WriteTask
+from chronik.pipeline.land.delta import Write
+from chronik.pipeline.land.landed_offsets import LandedOffsets
+from chronik.pipeline.land.task import NewFile, WriteTask
+from chronik.pipeline.land.topic_landing import dead_letters_name
+from chronik.pipeline.source.columns import HEADERS
 
 TIME = 1_700_000_000_000_000
 """Microseconds, 2023-11-14."""

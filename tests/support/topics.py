@@ -8,7 +8,7 @@ from chronik.client.batches import Batches
 from chronik.client.cluster import Deadline
 from chronik.client.groups import Groups
 from chronik.client.topics import Topics
-from chronik.pipeline.blocking import BlockingCluster
+from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import encode_batch
 from chronik.wire.records import NewRecord

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from chronik.observe.svg import drawing, line, rect, text
+
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; }
@@ -104,20 +106,15 @@ def _svg(chart: Chart) -> str:
     shapes = []
     for partition, row in enumerate(chart.rows):
         bottom = (partition + 1) * ROW_HEIGHT
-        shapes.append(f'<text x="0" y="{bottom - 4}">partition {partition}</text>')
+        shapes.append(text(0, bottom - 4, f"partition {partition}"))
         for index, count in sorted(row.items()):
             bar = min(BAR_HEIGHT, max(1, round(BAR_HEIGHT * count / highest)))
             x = LABEL_WIDTH + index * CELL_WIDTH
-            shapes.append(f'<rect x="{x}" y="{bottom - bar}" width="{CELL_WIDTH - 1}" height="{bar}"/>')
+            shapes.append(rect(x, bottom - bar, CELL_WIDTH - 1, bar))
     x = LABEL_WIDTH + chart.mark * CELL_WIDTH
-    shapes.append(f'<line x1="{x}" x2="{x}" y1="0" y2="{height - 18}"/>')
-    shapes.append(f'<text x="{x}" y="{height - 4}">{escape(chart.mark_text)}</text>')
-    shown = "\n".join(shapes)
-    return f"""<p>Acknowledged records, each bar {chart.slice_s:g} s:</p>
-<svg viewBox="0 0 {width} {height}" width="{width}" role="img">
-{shown}
-</svg>
-"""
+    shapes += [line(x, 0, x, height - 18), text(x, height - 4, chart.mark_text)]
+    shown = drawing(width, height, shapes, width=width, role="img")
+    return f"<p>Acknowledged records, each bar {chart.slice_s:g} s:</p>\n{shown}\n"
 
 
 def _cell(value: object) -> str:

@@ -38,8 +38,8 @@ def traces(
 ) -> None:
     """List the periods in which a traced partition had records but delivered none, each with its cause."""
     with one_line_errors():
-        from chronik.pipeline.report_stalls import stall_line, stalls_html, stalls_sentence
-        from chronik.pipeline.stalls_job import check_traces, stalls_of
+        from chronik.pipeline.report.stalls import stall_line, stalls_html, stalls_sentence
+        from chronik.pipeline.stalls.job import check_traces, stalls_of
 
         start_ms = parse_time_option("--from", since)
         check_traces(bootstrap)

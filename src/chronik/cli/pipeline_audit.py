@@ -13,7 +13,7 @@ from chronik.cli.output import note, print_json, print_table, write_report
 from chronik.cli.pipeline_spark import Conf, Master, Report, one_line_errors, spark_job
 
 if TYPE_CHECKING:
-    from chronik.pipeline.audit_result import AuditResult
+    from chronik.pipeline.audit.result import AuditResult
 
 LOG_WAYS = ("auto", "headers", "fetch", "records")
 RANGES_SHOWN = 20
@@ -48,7 +48,7 @@ def audit(
     if log not in LOG_WAYS:
         raise CliError(f"--log {log} is unknown: use {', '.join(LOG_WAYS)}")
     with one_line_errors():
-        from chronik.pipeline.audit import AuditRequest, prepare, run
+        from chronik.pipeline.audit.job import AuditRequest, prepare, run
 
         start_ms = parse_time_option("--from", since)
         request = AuditRequest(bootstrap, topic, ledger, receipts, table, group, start_ms, log)
@@ -57,7 +57,7 @@ def audit(
             note(f"auditing {plan.records:,} offsets of {topic} in {len(plan.bounds)} partitions, log by {plan.how}")
             result = run(spark, plan)
     if report is not None:
-        from chronik.pipeline.report_audit import audit_html
+        from chronik.pipeline.report.audit import audit_html
 
         write_report(report, audit_html(result, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {bootstrap}"))
     if as_json:
@@ -72,8 +72,8 @@ def audit(
 
 def show(result: AuditResult) -> None:
     """Print the original experiment's breakdown, all sides next to each other, the faults, and the verdict last."""
-    from chronik.pipeline.audit_blocks import SIDES
-    from chronik.pipeline.report_audit import faults, sentence
+    from chronik.pipeline.audit.blocks import SIDES
+    from chronik.pipeline.report.audit import faults, sentence
 
     print(breakdown(result))
     columns = ("partition", *(SIDES[side] for side in result.given), "expired", "log start", "end", "lag")

@@ -21,7 +21,7 @@ from chronik.client.endpoint import parse_bootstrap
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from chronik.pipeline.land import LandSettings, TopicLanding
+    from chronik.pipeline.land.topic_landing import LandSettings, TopicLanding
 
 CHECKPOINTS = ".checkpoints"
 POLL_S = 0.25
@@ -57,7 +57,7 @@ def land(
         raise CliError(f"--source {source} is unknown: use {' or '.join(SOURCES)}")
     try:
         from chronik.pipeline.errors import PipelineError
-        from chronik.pipeline.land import LandSettings
+        from chronik.pipeline.land.topic_landing import LandSettings
     except ImportError as error:
         raise CliError(f"{error.name} is not installed: pip install 'chronik[spark]'") from None
     settings = LandSettings(
@@ -90,13 +90,13 @@ def _run(
     master: str | None,
     conf: dict[str, str],
 ) -> None:
-    from chronik.pipeline.land import TopicLanding, topic_ids
-    from chronik.pipeline.land_claim import claim
-    from chronik.pipeline.land_schema import parse_schema
+    from chronik.pipeline.land.claim import claim
+    from chronik.pipeline.land.schema import parse_schema
+    from chronik.pipeline.land.topic_landing import TopicLanding, topic_ids
 
     ids = topic_ids(settings.bootstrap, topics)
-    with claim(settings.checkpoint) as claimed, spark_for("chronik-land", master, conf) as spark:
-        claimed.name_jvm(jvm_pid(spark))
+    with claim(settings.checkpoint) as record_jvm, spark_for("chronik-land", master, conf) as spark:
+        record_jvm(jvm_pid(spark))
         fields = None if schema is None else parse_schema(schema, schema_name)
         landings = [TopicLanding(spark, topic, ids[topic], settings, fields) for topic in topics]
         started_s = time.monotonic()
@@ -187,7 +187,7 @@ def _starting(text: str) -> dict[str, str]:
 
 
 def _check_names(topics: list[str], with_dead_letters: bool) -> None:
-    from chronik.pipeline.land import dead_letters_name
+    from chronik.pipeline.land.topic_landing import dead_letters_name
 
     taken = {CHECKPOINTS}
     for name in [*topics, *(dead_letters_name(topic) for topic in topics if with_dead_letters)]:

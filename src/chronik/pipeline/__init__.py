@@ -4,7 +4,7 @@ They use only the Kafka protocol, so they work on any Kafka cluster. Importing t
 `chronik` in the active Spark session; a session created later finds the source by itself.
 """
 
-from chronik.pipeline.registering import register, register_active
+from chronik.pipeline.session import register, register_active
 
 __all__ = ["register"]
 

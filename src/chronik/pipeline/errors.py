@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["PipelineError", "failure_line"]
-
 _MARK = "chronik.pipeline.errors.PipelineError: "
 _LINE = re.compile(re.escape(_MARK) + r"(.+)")
 

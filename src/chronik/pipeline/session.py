@@ -1,4 +1,7 @@
-"""A Spark session for the jobs: quick to start on one machine, with no overrides on a cluster."""
+"""Spark sessions: start one for our jobs, and register the source `chronik` in any session.
+
+A session for our jobs is quick to start on one machine, and has no overrides on a cluster.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.registering import commit_to_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["java_fault", "spark_session"]
 
 HERE = "local[*]"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -44,17 +45,17 @@ def java_fault() -> str | None:
     """Return why Spark cannot start for lack of Java, or None if it can."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    wanted = f"install Java {JAVA_MIN} or later (Debian: apt-get install default-jre-headless), or set JAVA_HOME"
+    remedy = f"install Java {JAVA_MIN} or later (Debian: apt-get install default-jre-headless), or set JAVA_HOME"
     if java is None or not os.access(java, os.X_OK):
-        return f"Spark needs Java, and there is none: {wanted}"
+        return f"Spark needs Java, and there is none: {remedy}"
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True)
+        printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"{java} does not run ({error}): {wanted}"
-    version = told.stderr.partition('"')[2].partition('"')[0]
+        return f"{java} does not run ({error}): {remedy}"
+    version = printed.stderr.partition('"')[2].partition('"')[0]
     major = version.split(".")[0]
     if not major.isdigit() or int(major) < JAVA_MIN:
-        return f"Spark needs Java {JAVA_MIN}, and {java} is {version or 'of an unknown version'}: {wanted}"
+        return f"Spark needs Java {JAVA_MIN}, and {java} is {version or 'of an unknown version'}: {remedy}"
     return None
 
 
@@ -91,5 +92,27 @@ def spark_session(name: str, master: str | None = None, conf: Mapping[str, str] 
         where = f" at {master}" if master else ""
         raise PipelineError(f"Spark does not start{where}: {first[0]}") from None
     session.sparkContext.setLogLevel("ERROR")
-    commit_to_groups(session)
     return session
+
+
+_registered: WeakSet[SparkSession] = WeakSet()
+
+
+def register(spark: SparkSession) -> None:
+    """Register the source, and commit its queries' offsets to their groups at once. Repeated calls do nothing."""
+    from chronik.pipeline.source.spark_source import ChronikSource, GroupCommitter
+
+    if spark not in _registered:
+        spark.dataSource.register(ChronikSource)
+        spark.streams.addListener(GroupCommitter())
+        _registered.add(spark)
+
+
+def register_active() -> None:
+    """Register in this process's active session, if any. Spark's workers import this package too, and have none."""
+    sql, core = sys.modules.get("pyspark.sql"), sys.modules.get("pyspark.core.context")
+    if sql is None or core is None or core.SparkContext._active_spark_context is None:
+        return
+    session = sql.SparkSession.getActiveSession()
+    if session is not None:
+        register(session)

@@ -1,0 +1,1 @@
+"""Compare acknowledged, readable, delivered and landed records."""

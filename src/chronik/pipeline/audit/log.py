@@ -1,0 +1,199 @@
+"""The log side of an audit: what is readable in a range of offsets, as audit rows.
+
+There are three methods, all without a copy of the records:
+- `headers`: batch headers, which Chronik's nodes list over HTTP. The header of a batch that compaction has thinned out
+  does not show its offsets, so such a batch is fetched.
+- `fetch`: the same headers from fetched batches, for any Kafka cluster.
+- `records`: fetched and decoded records, with each record's checksum, and its key if keys are requested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from chronik.client.node_http import HttpError, get_blocking
+from chronik.pipeline.audit.blocks import CONTROL, READABLE
+from chronik.pipeline.audit.rows import KEYED_SCHEMA, record_rows, rows_table
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.source.decoder import ArrowDecoder, whole_batches
+from chronik.pipeline.source.ranges import RecordRange
+from chronik.pipeline.source.reading import LogShortened, PartitionFetches
+from chronik.wire.errors import KafkaError
+
+HEADERS, FETCH, RECORDS = "headers", "fetch", "records"
+PAGE_BATCHES = 5_000
+HTTP_TIMEOUT_S = 30.0
+WATERMARK_TRIES = 150
+WATERMARK_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """One task. `nodes`: HTTP addresses, any of which may be queried."""
+
+    requested: RecordRange
+    topic_id: str
+    bootstrap: str
+    how: str
+    nodes: tuple[str, ...]
+    block_bits: int
+    with_keys: bool = False
+
+
+def read_log(task: LogRange) -> Iterator[Any]:
+    """Yield Arrow batches of ROW_SCHEMA, or of KEYED_SCHEMA if keys are requested."""
+    try:
+        yield from _from_headers(task) if task.how == HEADERS else _from_fetches(task)
+    except KafkaError as error:
+        name = task.requested.partition_name
+        raise PipelineError(f"{name} cannot be read from {task.bootstrap}: {error}") from None
+
+
+# Over HTTP.
+
+
+class _Batch(msgspec.Struct, gc=False):
+    """The required fields of a batch's header. The decoder skips all other fields of the response."""
+
+    base_offset: int
+    last_offset: int
+    count: int
+    base_timestamp_ms: int
+    is_control: bool
+
+    @property
+    def is_thinned(self) -> bool:
+        return self.count != self.last_offset - self.base_offset + 1
+
+
+class _Page(msgspec.Struct):
+    high_watermark: int
+    next: int | None
+    batches: list[_Batch]
+
+
+_decode_page = msgspec.json.Decoder(_Page).decode
+
+
+def _from_headers(task: LogRange) -> Iterator[Any]:
+    requested = task.requested
+    offset: int | None = requested.start
+    pause, waited = Event(), 0
+    while offset is not None and offset < requested.stop:
+        page = _page(task, offset)
+        batches = [batch for batch in page.batches if batch.base_offset < requested.stop]
+        thinned = [batch for batch in batches if not batch.is_control and batch.is_thinned]
+        whole = [batch for batch in batches if batch.is_control or not batch.is_thinned]
+        if whole:
+            yield from _ranges(
+                task,
+                [max(batch.base_offset, offset) for batch in whole],
+                [batch.last_offset + 1 for batch in whole],
+                [batch.base_timestamp_ms for batch in whole],
+                [batch.is_control for batch in whole],
+            )
+        for batch in thinned:
+            yield from _thinned(task, max(batch.base_offset, offset), batch.last_offset + 1)
+        next_offset = max([offset, *(batch.last_offset + 1 for batch in batches)])
+        offset = page.next
+        if offset is None and page.high_watermark < requested.stop and next_offset < requested.stop:
+            # A new leader may take a moment to learn the high watermark that the audit saw at its start.
+            if waited >= WATERMARK_TRIES:
+                raise PipelineError(
+                    f"{requested.partition_name} was readable up to {requested.stop} and now only up to "
+                    f"{page.high_watermark}: see chronik doctor {requested.topic}"
+                )
+            waited += 1
+            pause.wait(WATERMARK_PAUSE_S)
+            offset = next_offset
+
+
+def _thinned(task: LogRange, start: int, stop: int) -> Iterator[Any]:
+    start, stop = max(start, task.requested.start), min(stop, task.requested.stop)
+    if start < stop:
+        inside = task.requested._replace(start=start, stop=stop)
+        yield from _from_fetches(LogRange(inside, task.topic_id, task.bootstrap, RECORDS, (), task.block_bits))
+
+
+def _page(task: LogRange, offset: int) -> _Page:
+    requested = task.requested
+    path = f"/api/topics/{requested.topic}/batches"
+    query = {"partition": requested.partition, "from": offset, "to": requested.stop, "limit": PAGE_BATCHES}
+    failure = "none of its nodes has an HTTP address"
+    for node in task.nodes:
+        try:
+            return _decode_page(get_blocking(node, path, HTTP_TIMEOUT_S, **query))
+        except HttpError as error:
+            failure = str(error)
+        except msgspec.MsgspecError as error:
+            failure = f"http://{node}: {error}"
+    raise PipelineError(f"no node lists the batches of {requested.partition_name} ({failure}): pass --log records")
+
+
+def _ranges(
+    task: LogRange, starts: Sequence[int], stops: Sequence[int], times_ms: Sequence[int], control: Sequence[bool]
+) -> Iterator[Any]:
+    """Clip batches to the requested range, and cut them at block boundaries."""
+    start = np.maximum(np.asarray(starts, np.int64), task.requested.start)
+    stop = np.minimum(np.asarray(stops, np.int64), task.requested.stop)
+    kept = start < stop
+    times = np.asarray(times_ms, np.int64)[kept]
+    sides = np.where(np.asarray(control, bool)[kept], CONTROL, READABLE)
+    yield rows_table(sides, task.requested.partition, start[kept], stop[kept], times, block_bits=task.block_bits)
+
+
+# Over the Fetch API.
+
+
+def _from_fetches(task: LogRange) -> Iterator[Any]:
+    requested = task.requested
+    with BlockingCluster(task.bootstrap) as cluster:
+        decoder = ArrowDecoder(requested, with_headers=True) if task.how == RECORDS else None
+        for response in PartitionFetches(cluster, requested, task.topic_id).responses():
+            if not isinstance(response, LogShortened):
+                yield from _fetched(task, memoryview(response.records), decoder)
+            elif response.resume_at is not None and decoder is not None:
+                # Retention continues during an audit. The log start read at the end accounts for what it removed.
+                decoder = ArrowDecoder(requested._replace(start=response.resume_at), with_headers=True)
+        if decoder is not None:
+            for batch in decoder.finish():
+                yield _records(task, batch)
+
+
+def _fetched(task: LogRange, records: memoryview, decoder: ArrowDecoder | None) -> Iterator[Any]:
+    if decoder is not None:
+        for batch in decoder.feed(records):
+            yield _records(task, batch)
+    headers = [header for _, header in whole_batches(records)]
+    thinned = [
+        header
+        for header in headers
+        if not header.is_control and header.record_count != header.next_offset - header.base_offset
+    ]
+    shown = [header for header in headers if header.is_control or (decoder is None and header not in thinned)]
+    if decoder is None:
+        for header in thinned:
+            yield from _thinned(task, header.base_offset, header.next_offset)
+    if shown and not task.with_keys:
+        yield from _ranges(
+            task,
+            [header.base_offset for header in shown],
+            [header.next_offset for header in shown],
+            [header.base_timestamp for header in shown],
+            [header.is_control for header in shown],
+        )
+
+
+def _records(task: LogRange, batch: Any) -> Any:
+    rows = record_rows(READABLE, batch, task.block_bits)
+    if not task.with_keys:
+        return rows
+    return pa.RecordBatch.from_arrays([*rows.columns, batch.column("key")], schema=KEYED_SCHEMA)

@@ -1,0 +1,92 @@
+"""The rows of an audit's sides as Spark shuffles them, each assigned to a block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from chronik.pipeline.audit.blocks import NO_CHECKSUM, NO_TIME, Rows
+from chronik.pipeline.audit.checksum import checksums
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("block", pa.int64()),
+        pa.field("side", pa.int8()),
+        pa.field("start", pa.int64()),
+        pa.field("stop", pa.int64()),
+        pa.field("seq", pa.int64()),
+        pa.field("time_ms", pa.int64()),
+        pa.field("checksum", pa.int64()),
+        pa.field("flags", pa.int8()),
+    ]
+)
+KEYED_SCHEMA = ROW_SCHEMA.append(pa.field("key", pa.binary()))
+
+Array = Any
+
+
+def rows_table(
+    side: Array | int,
+    partition: Array | int,
+    start: Array,
+    stop: Array,
+    time_ms: Array | None = None,
+    *,
+    seq: Array | None = None,
+    checksum: Array | None = None,
+    flags: int = 0,
+    block_bits: int,
+) -> Any:
+    """Return a batch of ROW_SCHEMA, with ranges cut at block boundaries. Omitted columns are unknown."""
+    count = len(start)
+    columns = {
+        "partition": np.full(count, partition, np.int32) if isinstance(partition, int) else partition.astype(np.int32),
+        "side": np.full(count, side, np.int8) if isinstance(side, int) else side.astype(np.int8),
+        "seq": np.zeros(count, np.int64) if seq is None else seq,
+        "time_ms": np.full(count, NO_TIME, np.int64) if time_ms is None else time_ms,
+        "checksum": np.full(count, NO_CHECKSUM, np.int64) if checksum is None else checksum,
+        "flags": np.full(count, flags, np.int8),
+    }
+    starts, stops, which = split_at_blocks(start, stop, block_bits)
+    columns = {name: column[which] for name, column in columns.items()}
+    columns |= {"start": starts, "stop": stops, "block": starts >> block_bits}
+    return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
+
+
+def record_rows(side: int, batch: Any, block_bits: int) -> Any:
+    """Convert an Arrow batch of records. Without the records' bytes there are no checksums."""
+    offsets = batch.column("offset").to_numpy()
+    times = batch.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    known = times.is_valid().to_numpy(zero_copy_only=False)
+    has_content = "value" in batch.schema.names
+    return rows_table(
+        side,
+        batch.column("partition").to_numpy(),
+        offsets,
+        offsets + 1,
+        np.where(known, times.fill_null(0).to_numpy() // 1000, NO_TIME),
+        checksum=checksums(*(batch.column(name) for name in ("key", "value", "headers"))) if has_content else None,
+        block_bits=block_bits,
+    )
+
+
+def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array, Array]:
+    """Cut ranges at multiples of 2**bits. The third array has the index of each part's original range."""
+    first, last = start >> bits, (stop - 1) >> bits
+    parts = last - first + 1
+    which = np.repeat(np.arange(len(start)), parts)
+    number = np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)
+    block = first[which] + number
+    return (
+        np.maximum(start[which], block << bits).astype(np.int64),
+        np.minimum(stop[which], (block + 1) << bits).astype(np.int64),
+        which,
+    )
+
+
+def rows_of(table: Any) -> Rows:
+    """Return the columns as `blocks.Block` expects them."""
+    return Rows(*(table.column(name).to_numpy() for name in Rows._fields))

@@ -1,0 +1,1 @@
+"""Land topics in Delta tables, exactly once."""

@@ -1,0 +1,281 @@
+"""The executors' part of a landing: read records, and write them to Parquet files of a Delta table.
+
+Nothing here adds a file to the table. If a task fails or a driver dies, the files it wrote but did not report are in no
+commit. No reader sees them, and a vacuum of the table removes them. File names are unique: they contain the run's token
+and the task's number.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as fs
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land.json_columns import JsonColumns
+from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
+from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, dead_letter_schema, table_schema
+from chronik.pipeline.source.ranges import from_rows
+from chronik.pipeline.source.reading import ReadSettings, read_range
+
+REPORT_SCHEMA = "file string"
+ROWS = "rows"
+DEAD_LETTERS = "dead letters"
+NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+ROW_GROUP_ROWS = 128 * 1024
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+FILE_BYTES_MAX = 256 * 1024 * 1024
+OPEN_FILES_MAX = 16
+MEASURED = ("partition", "offset", "timestamp")
+RISING = ("offset", "timestamp")
+"""Encoded as differences: faster and smaller than a dictionary of values that never repeat (bench/parquet.py)."""
+
+logger = logging.getLogger(__name__)
+
+
+class NewFile(msgspec.Struct, frozen=True):
+    """A file that a task has written, with what the driver needs to commit it."""
+
+    table: str
+    path: str
+    size_bytes: int
+    date: str | None
+    rows: int
+    stats: str
+    offsets: dict[int, tuple[int, int]]
+    """First and last offset of each partition in the file."""
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """What Spark sends to the executors: `frame.mapInArrow(task, REPORT_SCHEMA)`. Yields one line per file."""
+
+    rows_uri: str
+    dead_letters_uri: str
+    name: str
+    """Identifies this attempt at this batch. The task appends its own number to form a file name."""
+    fields: StructType | None
+    landed: LandedOffsets
+    reading: ReadSettings | None = None
+    """How to read the ranges in the rows, or None if the rows are the records themselves."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        files = self.write(batches, f"{self.name}-{context.taskAttemptId()}")
+        lines = [msgspec.json.encode(file).decode() for file in files]
+        yield pa.RecordBatch.from_arrays([pa.array(lines, pa.string())], ["file"])
+
+    def write(self, batches: Iterator[Any], name: str) -> list[NewFile]:
+        rows = FileSet(ROWS, self.rows_uri, table_schema(self.fields), name)
+        dead_letters = FileSet(DEAD_LETTERS, self.dead_letters_uri, dead_letter_schema(), name)
+        parser = None if self.fields is None else JsonColumns(self.fields)
+        for batch in self._records(batches):
+            fresh = batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
+            if self.landed:
+                fresh = self.landed.without(fresh)
+            if not fresh.num_rows:
+                continue
+            if parser is None:
+                rows.add(fresh)
+            else:
+                good, bad = parser.split(fresh)
+                rows.add(good)
+                dead_letters.add(bad)
+        return rows.finish() + dead_letters.finish()
+
+    def _records(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if self.reading is None:
+                yield batch
+            else:
+                for requested, topic_id in from_rows(batch):
+                    yield from read_range(requested, topic_id, self.reading)
+
+
+def read_reports(lines: list[str]) -> list[NewFile]:
+    return [msgspec.json.decode(line, type=NewFile) for line in lines]
+
+
+class FileSet:
+    """One task's files in one table, one open file per date. Rows are buffered until they fill a row group."""
+
+    def __init__(self, table: str, uri: str, schema: Any, name: str) -> None:
+        self._table = table
+        self._schema = pa.schema([column for column in schema if column.name != DATE])
+        self._name = name
+        self._numbers = 0
+        self._open: dict[str | None, _OpenFile] = {}
+        self._done: list[NewFile] = []
+        self._store, self._root = _filesystem(uri)
+
+    def add(self, rows: Any) -> None:
+        """Add rows with the table's columns except the date, which is derived from the timestamp (in UTC)."""
+        if not rows.num_rows:
+            return
+        dates = pc.cast(rows.column("timestamp"), pa.date32())
+        different = pc.unique(dates).to_pylist()
+        for date in different:
+            part = rows if len(different) == 1 else rows.filter(_are(dates, date))
+            file = self._file(None if date is None else date.isoformat())
+            file.add(part)
+            if file.size_bytes >= FILE_BYTES_MAX:
+                self._close(file)
+
+    def finish(self) -> list[NewFile]:
+        for file in list(self._open.values()):
+            self._close(file)
+        return self._done
+
+    def _file(self, date: str | None) -> _OpenFile:
+        file = self._open.pop(date, None)
+        if file is None:
+            if len(self._open) >= OPEN_FILES_MAX:
+                self._close(next(iter(self._open.values())))
+            path = f"{DATE}={date or NO_DATE}/{self._name}-{self._numbers}.parquet"
+            self._numbers += 1
+            file = _OpenFile(self._table, self._store, self._root, path, date, self._schema)
+        self._open[date] = file  # the most recently used file comes last
+        return file
+
+    def _close(self, file: _OpenFile) -> None:
+        del self._open[file.date]
+        self._done.append(file.close())
+
+
+class _OpenFile:
+    def __init__(self, table: str, store: Any, root: str, path: str, date: str | None, schema: Any) -> None:
+        self.date = date
+        self.size_bytes = 0
+        self._table = table
+        self._path = path
+        self._full_path = f"{root}/{path}"
+        self._schema = schema
+        self._waiting: list[Any] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        self._rows = 0
+        self._low: dict[str, Any] = {}
+        self._high: dict[str, Any] = {}
+        self._nulls = dict.fromkeys(MEASURED, 0)
+        self._offsets: dict[int, tuple[int, int]] = {}
+        self._store = store
+        with _write_errors(self._full_path):
+            store.create_dir(self._full_path.rpartition("/")[0], recursive=True)
+            self._writer = pq.ParquetWriter(self._full_path, schema, filesystem=store, **parquet_settings(schema))
+
+    def add(self, rows: Any) -> None:
+        self._measure(rows)
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._write()
+
+    def close(self) -> NewFile:
+        self._write()
+        with _write_errors(self._full_path):
+            self._writer.close()
+            size_bytes = self._store.get_file_info(self._full_path).size
+        stats = {
+            "numRecords": self._rows,
+            "minValues": {name: _stat(value, 0) for name, value in self._low.items()},
+            "maxValues": {name: _stat(value, 1) for name, value in self._high.items()},
+            "nullCount": self._nulls,
+        }
+        return NewFile(
+            self._table, self._path, size_bytes, self.date, self._rows, json.dumps(stats), dict(self._offsets)
+        )
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting, self._schema)
+        with _write_errors(self._full_path):
+            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self.size_bytes += self._waiting_bytes
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+    def _measure(self, rows: Any) -> None:
+        self._rows += rows.num_rows
+        self._offsets = widened(self._offsets, first_and_last(rows))
+        for name in MEASURED:
+            column = rows.column(name)
+            self._nulls[name] += column.null_count
+            low, high = (bound.as_py() for bound in pc.min_max(column).values())
+            if low is not None:
+                self._low[name] = min(low, self._low.get(name, low))
+                self._high[name] = max(high, self._high.get(name, high))
+
+
+def parquet_settings(schema: Any) -> dict[str, Any]:
+    """Use dictionaries only where values may repeat. For payloads, Parquet would build one and then abandon it."""
+    repeating = [
+        column.name
+        for column in schema
+        if column.name not in ("value", *RISING) and not pa.types.is_nested(column.type)
+    ]
+    return {
+        "compression": "zstd",
+        "use_dictionary": repeating,
+        "column_encoding": dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
+    }
+
+
+def remove_files(uri: str, prefix: str) -> None:
+    """Remove one attempt's files that will never be committed, as far as possible. A vacuum removes any left over."""
+    try:
+        store, root = _filesystem(uri)
+        folders = store.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        for folder in [entry for entry in folders if entry.base_name.startswith(f"{DATE}=")]:
+            for file in store.get_file_info(fs.FileSelector(folder.path)):
+                if file.base_name.startswith(prefix):
+                    store.delete_file(file.path)
+    except (OSError, PipelineError) as error:
+        logger.warning("files of a failed attempt remain in %s: %s", uri, error)
+
+
+def _stat(value: Any, up_ms: int) -> Any:
+    """Format as Delta does, with timestamps in milliseconds. The maximum is therefore rounded up."""
+    if isinstance(value, datetime):
+        if value.microsecond % 1000:
+            value += timedelta(milliseconds=up_ms)
+        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
+    return value
+
+
+def _are(dates: Any, date: Any) -> Any:
+    return pc.is_null(dates) if date is None else pc.fill_null(pc.equal(dates, pa.scalar(date)), False)
+
+
+def _filesystem(uri: str) -> tuple[Any, str]:
+    if "://" not in uri:
+        return fs.LocalFileSystem(), uri.rstrip("/")
+    try:
+        store, root = fs.FileSystem.from_uri(uri)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise PipelineError(f"cannot write to {uri}: {error}") from None
+    return store, root.rstrip("/")
+
+
+@contextmanager
+def _write_errors(path: str) -> Iterator[None]:
+    """Turn a file system error into a one-line PipelineError, because Spark keeps the text but drops the type."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PipelineError(
+            f"cannot write {path}: {reason}; make room or choose another --to, then start again"
+        ) from None

@@ -1,0 +1,1 @@
+"""Audits and stalls as self-contained HTML pages with charts."""

@@ -1,0 +1,148 @@
+"""Decode fetched record batches of one partition into Arrow batches: the part of the source that needs no Spark.
+
+Each batch's length, magic, CRC, codec and counts are checked before a record is read (`wire.batch`). Skipped are
+control batches, batches of aborted transactions if the response lists these, and offsets outside the requested range. A
+fetch returns whole batches, so it can begin with such offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Any
+
+from chronik.pipeline.source.columns import Chunk
+from chronik.pipeline.source.python_chunk import PythonChunk
+from chronik.pipeline.source.ranges import RecordRange
+from chronik.wire.batch import (
+    DECOMPRESSED_BYTES_MAX,
+    HEADER_BYTES,
+    LENGTH_END,
+    BatchHeader,
+    check_batches,
+    read_batch_header,
+)
+from chronik.wire.compression import Buffer, decompress
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import decode_records
+
+ROWS_MAX = 4096
+"""Spark processes chunks of about this many rows fastest."""
+BYTES_MAX = 8 * 1024 * 1024
+BATCH_BYTES_MAX = 2**31 - 1
+
+_LENGTH = Struct(">i")
+_LENGTH_AT = 8
+_CONTROL_KEY = Struct(">hh")
+_ABORT = 0
+
+
+class ArrowDecoder:
+    """Takes batches in offset order, and yields Arrow batches. `next_offset` is where the next fetch continues."""
+
+    def __init__(
+        self,
+        requested: RecordRange,
+        *,
+        with_headers: bool = False,
+        rows_max: int = ROWS_MAX,
+        bytes_max: int = BYTES_MAX,
+        chunk: type[Chunk] | None = None,
+    ) -> None:
+        self.next_offset = requested.start
+        self._requested = requested
+        self._chunk: Chunk = (chunk or _fastest_chunk())(  # type: ignore[call-arg]
+            requested, with_headers=with_headers, rows_max=rows_max, bytes_max=bytes_max
+        )
+        self._aborting: set[int] = set()
+
+    @property
+    def is_done(self) -> bool:
+        return self.next_offset >= self._requested.stop
+
+    def feed(self, records: memoryview, aborted: Sequence[tuple[int, int]] = ()) -> Iterator[Any]:
+        """Yield full Arrow batches from one fetch response. An incomplete batch at its end is left for the next fetch.
+
+        `aborted` lists producers with the first offset of a transaction that they aborted, as Fetch returns them to
+        read_committed consumers.
+        """
+        batches = whole_batches(records)
+        if len(records) and not batches:
+            place = self._requested.partition_name
+            raise KafkaError(ErrorCode.corrupt_message, f"{place}: the batch is larger than one fetch response")
+        waiting = sorted(((first, producer) for producer, first in aborted), reverse=True)
+        for start, header in batches:
+            while waiting and waiting[-1][0] <= header.last_offset:
+                self._aborting.add(waiting.pop()[1])
+            if self.is_done:
+                return
+            if self._holds_rows(records, start, header):
+                self._chunk.begin(header, self._payload(records, start, header))
+                while not self._chunk.decode_batch():
+                    yield self._chunk.cut()
+            self.next_offset = max(self.next_offset, header.next_offset)
+
+    def finish(self) -> Iterator[Any]:
+        """Yield the rows that did not fill a batch."""
+        if self._chunk.rows:
+            yield self._chunk.cut()
+
+    def _holds_rows(self, records: memoryview, start: int, header: BatchHeader) -> bool:
+        if header.is_control:
+            if self._aborting and header.record_count and _is_abort(self._payload(records, start, header)):
+                self._aborting.discard(header.producer_id)
+            return False
+        is_aborted = header.is_transactional and header.producer_id in self._aborting
+        return not is_aborted and header.record_count > 0 and header.last_offset >= self._requested.start
+
+    def _payload(self, records: memoryview, start: int, header: BatchHeader) -> Buffer:
+        block = records[start + HEADER_BYTES : start + header.size_bytes]
+        if not header.codec:
+            return block
+        try:
+            return decompress(header.codec, block, DECOMPRESSED_BYTES_MAX)
+        except KafkaError as error:
+            place = f"{self._requested.partition_name}, batch at {header.base_offset}"
+            raise KafkaError(error.code, f"{place}: {error.message}") from None
+
+
+def _fastest_chunk() -> type[Chunk]:
+    """Return the compiled class, imported only to decode: numba loads for a second, and planning does not need it."""
+    try:
+        from chronik.pipeline.source.numba_chunk import NumbaChunk
+    except ImportError:
+        return PythonChunk
+    return NumbaChunk
+
+
+def whole_batches(records: memoryview) -> list[tuple[int, BatchHeader]]:
+    """Check the complete batches of a fetch response. Return where each begins, and its header."""
+    size_bytes, _ = _whole_bytes(records)
+    return check_batches(records[:size_bytes], BATCH_BYTES_MAX, from_producer=False) if size_bytes else []
+
+
+def next_offset_after(records: memoryview, otherwise: int) -> int:
+    """Return the offset after the last whole batch, without decoding it, so that the next fetch can start early."""
+    whole, last = _whole_bytes(records)
+    return read_batch_header(records, last).next_offset if whole else otherwise
+
+
+def _whole_bytes(records: memoryview) -> tuple[int, int]:
+    """Return the total length of the complete batches, and where the last of them begins.
+
+    Lengths below a header's size are left for `check_batches` to reject.
+    """
+    end = last = 0
+    while len(records) - end >= LENGTH_END:
+        size_bytes = max(HEADER_BYTES, _LENGTH.unpack_from(records, end + _LENGTH_AT)[0] + LENGTH_END)
+        if size_bytes > len(records) - end:
+            break
+        last = end
+        end += size_bytes
+    return end, last
+
+
+def _is_abort(payload: Buffer) -> bool:
+    """Return whether a control batch aborts a transaction. Its one record's key is version int16, type int16."""
+    key = next(decode_records(bytes(payload), 1, 0, 0, 0)).key
+    return key is not None and len(key) >= _CONTROL_KEY.size and _CONTROL_KEY.unpack_from(key)[1] == _ABORT

@@ -1,0 +1,216 @@
+"""The source's options, with the names and meanings of Spark's own Kafka source.
+
+    kafka.bootstrap.servers             HOST:PORT[,...]
+    subscribe | subscribePattern | assign    topics by name; by a pattern; {"TOPIC": [PARTITION, ...]}
+    startingOffsets, endingOffsets      earliest, latest, or {"TOPIC": {"PARTITION": OFFSET}} (-2 earliest, -1 latest)
+    startingTimestamp, endingTimestamp  milliseconds: the first record at or after that time
+    startingOffsetsByTimestamp, endingOffsetsByTimestamp    {"TOPIC": {"PARTITION": MILLISECONDS}}
+    startingOffsetsByTimestampStrategy  error or latest, if no record is that recent
+    maxOffsetsPerTrigger, minPartitions, maxRecordsPerPartition, failOnDataLoss, includeHeaders
+    kafka.group.id                      the group to which finished micro-batches are committed
+    kafka.isolation.level               read_uncommitted or read_committed
+    rangesOnly                          rows are ranges to read, not records (`ranges`): for our own jobs
+
+A timestamp takes precedence over offsets, as in Spark's source. Other Kafka client options that only tune performance
+(`kafka.fetch.max.bytes`) are accepted and ignored. Options that change access (TLS, SASL) are rejected, because this
+source does not support them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chronik.client.topics import EARLIEST, LATEST
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.source.ranges import Partition
+
+NAMES = {
+    name.lower(): name
+    for name in (
+        *("subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets"),
+        *("startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
+        *("startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition"),
+        *("failOnDataLoss", "includeHeaders", "groupIdPrefix", "rangesOnly"),
+    )
+}
+REFUSED = ("kafka.sasl.", "kafka.ssl.")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where reading starts or ends: at one position or time for all partitions, or at an offset or time for each."""
+
+    everywhere: int | None = None
+    offsets: Mapping[Partition, int] | None = None
+    time_ms: int | None = None
+    times_ms: Mapping[Partition, int] | None = None
+    latest_if_none: bool = True
+    """Whether a time after the last record means the end of the log. Otherwise it is an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    bootstrap: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: frozenset[Partition] | None = None
+    starting: Edge = Edge(EARLIEST)
+    ending: Edge = Edge(LATEST)
+    rows_per_trigger_max: int | None = None
+    parts_min: int = 0
+    rows_per_part_max: int = 0
+    fail_on_data_loss: bool = True
+    with_headers: bool = False
+    group: str = ""
+    committed_only: bool = False
+    ranges_only: bool = False
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+        """Raises a PipelineError that names the option."""
+        options = {name.lower(): value for name, value in given.items()}
+        _check_names(options)
+        bootstrap = ",".join(_listed(options.get("kafka.bootstrap.servers", "")))
+        if not bootstrap:
+            raise PipelineError("option kafka.bootstrap.servers is missing: give HOST:PORT[,...]")
+        topics, pattern, assigned = _what_to_read(options)
+        level = _one_of(options, "kafka.isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
+        if streaming:
+            _refuse_in_streams(options)
+        return cls(
+            bootstrap=bootstrap,
+            topics=topics,
+            pattern=pattern,
+            assigned=assigned,
+            starting=_starting(options, streaming),
+            ending=_ending(options),
+            rows_per_trigger_max=_number(options, "maxOffsetsPerTrigger", 1),
+            parts_min=_number(options, "minPartitions", 1) or 0,
+            rows_per_part_max=_number(options, "maxRecordsPerPartition", 1) or 0,
+            fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+            with_headers=_flag(options, "includeHeaders", False),
+            group=options.get("kafka.group.id", "").strip(),
+            committed_only=level == "read_committed",
+            ranges_only=_flag(options, "rangesOnly", False),
+        )
+
+
+def _check_names(options: Mapping[str, str]) -> None:
+    for name, value in options.items():
+        if name.startswith(REFUSED) or (name == "kafka.security.protocol" and value.upper() != "PLAINTEXT"):
+            raise PipelineError(
+                f"option {name}: this source has no TLS or SASL; read with Spark's own connector "
+                "(format kafka, or --source kafka)"
+            )
+        if not name.startswith("kafka.") and name not in NAMES:
+            raise PipelineError(f"option {name} is unknown: the names are {', '.join(sorted(NAMES.values()))}")
+
+
+def _what_to_read(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, frozenset[Partition] | None]:
+    ways = [name for name in ("subscribe", "subscribePattern", "assign") if options.get(name.lower(), "").strip()]
+    if len(ways) != 1:
+        raise PipelineError(f"give one of subscribe, subscribePattern and assign (given: {', '.join(ways) or 'none'})")
+    value = options[ways[0].lower()].strip()
+    if ways[0] == "subscribe":
+        return tuple(dict.fromkeys(_listed(value))), None, None
+    if ways[0] == "subscribePattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise PipelineError(f"option subscribePattern is not a regular expression: {error}") from None
+        return (), value, None
+    named = _parse_json("assign", value)
+    assigned = frozenset(
+        (topic, _whole("assign", partition)) for topic, partitions in named.items() for partition in partitions
+    )
+    return tuple(dict.fromkeys(topic for topic, _ in sorted(assigned))), None, assigned
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _refuse_in_streams(options: Mapping[str, str]) -> None:
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+        if name.lower() in options:
+            raise PipelineError(f"option {name} is for batch reads: a stream has no end")
+
+
+def _starting(options: Mapping[str, str], streaming: bool) -> Edge:
+    strategy = _one_of(options, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    edge = _edge(options, "starting", "latest" if streaming else "earliest", latest_if_none=strategy == "latest")
+    if not streaming and (edge.everywhere == LATEST or LATEST in (edge.offsets or {}).values()):
+        raise PipelineError("option startingOffsets: a batch read from the latest offset would be empty")
+    return edge
+
+
+def _ending(options: Mapping[str, str]) -> Edge:
+    edge = _edge(options, "ending", "latest", latest_if_none=True)
+    if edge.everywhere == EARLIEST or EARLIEST in (edge.offsets or {}).values():
+        raise PipelineError("option endingOffsets: a batch read up to the earliest offset would be empty")
+    return edge
+
+
+def _edge(options: Mapping[str, str], side: str, default: str, *, latest_if_none: bool) -> Edge:
+    time_ms = _number(options, f"{side}Timestamp", 0)
+    if time_ms is not None:
+        return Edge(time_ms=time_ms, latest_if_none=latest_if_none)
+    times = options.get(f"{side}offsetsbytimestamp")
+    if times is not None:
+        return Edge(times_ms=_by_partition(f"{side}OffsetsByTimestamp", times), latest_if_none=latest_if_none)
+    value = options.get(f"{side}offsets", default).strip()
+    if value.lower() in ("earliest", "latest"):
+        return Edge(EARLIEST if value.lower() == "earliest" else LATEST)
+    return Edge(offsets=_by_partition(f"{side}Offsets", value))
+
+
+def _by_partition(name: str, value: str) -> dict[Partition, int]:
+    numbers: dict[Partition, int] = {}
+    for topic, entries in _parse_json(name, value).items():
+        if not isinstance(entries, dict):
+            raise PipelineError(f'option {name}: write {{"{topic}": {{"0": NUMBER, ...}}}}')
+        for partition, number in entries.items():
+            numbers[topic, _whole(name, partition)] = _whole(name, number)
+    return numbers
+
+
+def _parse_json(name: str, value: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise PipelineError(f"option {name} is neither a known word nor a JSON object: {value[:80]}")
+    return parsed
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise PipelineError(f"option {name}: {value!r} is not a whole number") from None
+
+
+def _number(options: Mapping[str, str], name: str, least: int) -> int | None:
+    value = options.get(name.lower())
+    if value is None:
+        return None
+    number = _whole(name, value)
+    if number < least:
+        raise PipelineError(f"option {name} must be {least} or more, not {number}")
+    return number
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    return _one_of(options, name, ("true", "false"), str(default).lower()) == "true"
+
+
+def _one_of(options: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
+    value = options.get(name.lower(), default).strip().lower()
+    if value not in allowed:
+        raise PipelineError(f"option {name} must be one of {', '.join(allowed)}, not {value}")
+    return value

@@ -1,0 +1,195 @@
+"""Read one range of offsets from the partition's leader into Arrow: the work of a Spark task.
+
+The next fetch is in flight while the last one is decoded. The end of a range was below the high watermark when it was
+planned, so all of it becomes readable sooner or later. If the leader returns nothing, the task retries until
+`STALLED_S_MAX` seconds have passed without a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from chronik.client.cluster import Deadline
+from chronik.client.connection import Connection
+from chronik.client.errors import ClientError
+from chronik.client.topics import EARLIEST, Topics
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.source.decoder import ROWS_MAX, ArrowDecoder, next_offset_after
+from chronik.pipeline.source.ranges import RecordRange
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+from chronik.wire.fetch import (
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchTopic,
+    read_fetch_response,
+    write_fetch_request,
+)
+
+BY_NAME_AT_MOST = 12
+"""The last version of Fetch that uses topic names instead of topic ids."""
+FETCH_BYTES_MAX = 4 * 1024 * 1024
+FETCH_WAIT_MS = 500
+FETCH_TIMEOUT_S = 15.0
+STALLED_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How to read a range; the same for all tasks of a job."""
+
+    bootstrap: str
+    with_headers: bool = False
+    committed_only: bool = False
+    fail_on_data_loss: bool = True
+    rows_max: int = ROWS_MAX
+    """The maximum number of rows in one Arrow batch."""
+
+    def decoder(self, requested: RecordRange) -> ArrowDecoder:
+        return ArrowDecoder(requested, with_headers=self.with_headers, rows_max=self.rows_max)
+
+
+def read_range(requested: RecordRange, topic_id: str, settings: ReadSettings) -> Iterator[Any]:
+    """Yield Arrow batches of the range. `topic_id` is the id when it was planned, empty if the brokers have none."""
+    with BlockingCluster(settings.bootstrap) as cluster:
+        decoder = settings.decoder(requested)
+        for response in PartitionFetches(cluster, requested, topic_id, settings.committed_only).responses():
+            if not isinstance(response, LogShortened):
+                yield from decoder.feed(memoryview(response.records), response.aborted_transactions or ())
+            elif settings.fail_on_data_loss:
+                raise PipelineError(f"{response}; pass failOnDataLoss=false to continue at the log start")
+            elif response.resume_at is not None:
+                # The first batch may contain records below `resume_at`. Skip them: they are deleted, too.
+                yield from decoder.finish()
+                decoder = settings.decoder(requested._replace(start=response.resume_at))
+        yield from decoder.finish()
+
+
+class LogShortened(Exception):
+    """The requested offset is no longer in the log. `resume_at` is the log start, or None if the log ends below it."""
+
+    def __init__(self, message: str, resume_at: int | None) -> None:
+        super().__init__(message)
+        self.resume_at = resume_at
+
+
+class PartitionFetches:
+    """Fetch requests to one partition's leader. They follow leader changes."""
+
+    def __init__(
+        self, cluster: BlockingCluster, requested: RecordRange, topic_id: str, committed_only: bool = False
+    ) -> None:
+        self._cluster = cluster
+        self._requested = requested
+        self._name = requested.partition_name
+        self._topic_id = topic_id
+        self._isolation_level = int(committed_only)
+        self._leader: Connection | None = None
+
+    def responses(self) -> Iterator[FetchPartitionResponse | LogShortened]:
+        """Yield the responses for the range, and each gap where the log is shorter. Reading continues after a gap."""
+        offset, stop = self._requested.start, self._requested.stop
+        pending = self._send(offset)
+        while offset < stop:
+            outcome: FetchPartitionResponse | LogShortened
+            try:
+                outcome = self._cluster.run(pending)
+                offset = next_offset_after(memoryview(outcome.records), offset)
+            except LogShortened as gap:
+                outcome = gap
+                offset = stop if gap.resume_at is None else gap.resume_at
+            if offset < stop:
+                pending = self._send(offset)
+            yield outcome
+
+    def _send(self, offset: int) -> asyncio.Task[FetchPartitionResponse]:
+        """Send the request, so that the broker works on it while the caller does something else."""
+        task = self._cluster.loop.create_task(self._fetch(offset))
+        self._cluster.loop.run_until_complete(asyncio.sleep(0))
+        return task
+
+    async def _fetch(self, offset: int) -> FetchPartitionResponse:
+        """Return the first response that contains a batch."""
+        stalled = Deadline(STALLED_S_MAX)
+        while True:
+            response = await self._cluster.cluster.retry(lambda within: self._attempt(offset, within))
+            if len(response.records):
+                return response
+            if stalled.left_s == 0:
+                raise KafkaError(
+                    ErrorCode.offset_not_available,
+                    f"{self._name} returned nothing at {offset} for {STALLED_S_MAX:g} s; its high watermark is "
+                    f"{response.high_watermark}, and offsets up to {self._requested.stop} were requested",
+                )
+
+    async def _attempt(self, offset: int, within: Deadline) -> FetchPartitionResponse:
+        connection = self._leader if self._leader is not None and not self._leader.is_closed else None
+        if connection is None:
+            connection = self._leader = await self._find_leader(within)
+        try:
+            response = await self._request(connection, offset)
+        except (KafkaError, ClientError):
+            self._leader = None
+            raise
+        if response.error_code == ErrorCode.offset_out_of_range:
+            raise await self._shortened(offset)
+        if response.error_code:
+            self._leader = None
+            raise KafkaError(ErrorCode(response.error_code), f"fetch of {self._name} at {offset}")
+        return response
+
+    async def _request(self, connection: Connection, offset: int) -> FetchPartitionResponse:
+        version = connection.version(ApiKey.FETCH, BY_NAME_AT_MOST)
+        partition = FetchPartition(
+            self._requested.partition,
+            current_leader_epoch=-1,
+            fetch_offset=offset,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
+            max_bytes=FETCH_BYTES_MAX,
+        )
+        request = FetchRequest(
+            max_wait_ms=FETCH_WAIT_MS,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES_MAX,
+            isolation_level=self._isolation_level,
+            topics=[FetchTopic(self._requested.topic, None, [partition])],
+        )
+        body = write_fetch_request(version, request)
+        answer = await connection.request(ApiKey.FETCH, version, body, timeout_s=FETCH_TIMEOUT_S)
+        try:
+            response = read_fetch_response(version, answer)
+        except MalformedRequest as error:
+            raise KafkaError(ErrorCode.unknown_server_error, f"{connection.name}: {error}") from None
+        if response.error_code:
+            raise KafkaError(ErrorCode(response.error_code), f"fetch of {self._name} at {offset}")
+        if len(response.topics) != 1 or len(response.topics[0][2]) != 1:
+            raise KafkaError(ErrorCode.unknown_server_error, f"the response of {connection.name} lacks {self._name}")
+        return response.topics[0][2][0]
+
+    async def _find_leader(self, within: Deadline) -> Connection:
+        cluster = self._cluster.cluster
+        topic = await cluster.topic(self._requested.topic, deadline=within)
+        if self._topic_id and topic.id is not None and str(topic.id) != self._topic_id:
+            raise PipelineError(
+                f"topic {self._requested.topic} was deleted and recreated while it was read: "
+                "start with a new checkpoint folder"
+            )
+        leaders = await cluster.leaders(self._requested.topic, frozenset({self._requested.partition}), deadline=within)
+        if self._requested.partition not in leaders:
+            raise PipelineError(f"{self._name} is gone: was the topic deleted and recreated with fewer partitions?")
+        return await cluster.connection(leaders[self._requested.partition], within)
+
+    async def _shortened(self, offset: int) -> LogShortened:
+        topic, partition = self._requested.topic, self._requested.partition
+        start = (await Topics(self._cluster.cluster).offsets(topic, EARLIEST, [partition]))[partition]
+        if start.offset > offset:
+            return LogShortened(
+                f"{self._name}: offsets {offset} to {start.offset - 1} are no longer in the log", start.offset
+            )
+        return LogShortened(f"{self._name}: the log ends before offset {offset}, which existed earlier", None)

@@ -1,0 +1,1 @@
+"""Find the periods in which traced partitions stalled, and their causes."""
