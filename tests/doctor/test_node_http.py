@@ -87,9 +87,9 @@ def test_trace_pages_resume_after_the_last_event_and_report_node_availability() 
         assert await pages.latest(5) == ()
         assert (pages.answers, pages.has_changed) == (False, True)
         assert await pages.next() == ()
-        assert not pages.has_changed, "it is told once"
+        assert not pages.has_changed, "it is reported once"
         pages.address = address
-        assert [found.n for found in await pages.next()] == [7]
+        assert [event.n for event in await pages.next()] == [7]
         assert (pages.answers, pages.has_changed, pages.clock_ms) == (True, True, 60_000.0)
         await pages.next()
         assert not pages.has_changed

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from chronik.doctor.diagnosis import Evidence
-from chronik.doctor.findings import Finding, join, listed
+from chronik.doctor.diagnosis import Evidence, Finding, listed
 from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations
 from chronik.observe.traces import FetchServed, FetchStarted, WatermarkSeen
 
@@ -19,6 +18,7 @@ TIMES_SLOWER = 4
 SLOW_MIN = 2
 """A single slow fetch may be chance."""
 SMOOTH_MS = 100.0
+UNNAMED_CLIENT = "a client without a name"
 
 
 class SlowFetch(NamedTuple):
@@ -41,12 +41,12 @@ def fetch_hang(seen: Observations) -> Finding | None:
         worst = max(fetches, key=lambda fetch: fetch.elapsed_ms)
         clients = sorted({fetch.client for fetch in fetches})
         open_now = sum(not fetch.is_over for fetch in fetches)
-        still = f", {open_now} of them without an answer yet" if open_now else ""
+        still = f", {open_now} of them still unanswered" if open_now else ""
         evidence.append(
             Evidence(
-                f"partition {partition} at node {worst.node}: {len(fetches)} fetches of records that are there took "
-                f"over {HANG_MS / 1000:g} s, the longest {worst.elapsed_ms / 1000:.1f} s at offset {worst.offset}"
-                f"{still} (by {join(clients)})",
+                f"partition {partition} on node {worst.node}: {len(fetches)} fetches of available records took more "
+                f"than {HANG_MS / 1000:g} s, the longest {worst.elapsed_ms / 1000:.1f} s at offset {worst.offset}"
+                f"{still} (by {listed(clients)})",
                 partition,
                 worst.node,
                 client=clients[0],
@@ -59,18 +59,17 @@ def fetch_hang(seen: Observations) -> Finding | None:
     return Finding(
         "fetch-hang",
         f"fetches of partition {listed(e.partition for e in evidence)} of {seen.topic} hang although records are "
-        f"there: healthy ones take less than {SMOOTH_MS:g} ms",
-        f"Look at the disk of node {listed(nodes)} (iostat, smartctl, chronik_fsync_seconds); restarting the node "
-        "moves its leaderships to others meanwhile.",
+        f"available: a healthy fetch takes less than {SMOOTH_MS:g} ms",
+        f"Check the disk of node {listed(nodes)} (iostat, smartctl, chronik_fsync_seconds). A restart of the node "
+        "transfers its leadership to other nodes meanwhile.",
         evidence,
     )
 
 
 def _slow_probes(seen: Observations) -> Iterator[SlowFetch]:
     for probe in seen.fetches:
-        if probe.elapsed_ms < max(HANG_MS, TIMES_SLOWER * _answer_ms(seen, probe.partition)):
-            continue
-        yield SlowFetch(probe.partition, probe.node, probe.offset, probe.elapsed_ms, probe.is_over, "the doctor itself")
+        if probe.elapsed_ms >= _hang_ms(seen, probe.partition):
+            yield SlowFetch(probe.partition, probe.node, probe.offset, probe.elapsed_ms, probe.is_over, "the doctor")
 
 
 def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
@@ -99,14 +98,11 @@ def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
 
 
 def _traced(begun: FetchStarted, elapsed_ms: float, *, is_over: bool) -> SlowFetch:
-    client = begun.client_id or "a client without a name"
+    client = begun.client_id or UNNAMED_CLIENT
     return SlowFetch(begun.partition, begun.node, begun.offset, elapsed_ms, is_over, client)
 
 
 def _hang_ms(seen: Observations, partition: int) -> float:
-    return max(HANG_MS, TIMES_SLOWER * _answer_ms(seen, partition))
-
-
-def _answer_ms(seen: Observations, partition: int) -> float:
-    """Return the leader's slowest ListOffsets response time, which involves no disk access."""
-    return max((sample.answer_ms for sample in seen.partitions.get(partition, ())), default=0.0)
+    """Compare with the leader's slowest ListOffsets response, which involves no disk access."""
+    answer_ms = max((sample.answer_ms for sample in seen.partitions.get(partition, ())), default=0.0)
+    return max(HANG_MS, TIMES_SLOWER * answer_ms)

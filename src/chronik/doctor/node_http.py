@@ -25,13 +25,13 @@ class Answer(NamedTuple):
 
 async def get(address: str, path: str, timeout_s: float = TIMEOUT_S, **query: object) -> Answer:
     host, _, port = address.rpartition(":")
-    wanted = quote(path)
+    target = quote(path)
     given = {name: value for name, value in query.items() if value is not None}
     if given:
-        wanted += f"?{urlencode(given)}"
+        target += f"?{urlencode(given)}"
     try:
         async with asyncio.timeout(timeout_s):
-            head, body = await _exchange(host.strip("[]"), int(port), wanted)
+            head, body = await _exchange(host.strip("[]"), int(port), target)
     except TimeoutError:
         raise HttpError(f"http://{address} did not answer within {timeout_s:g} s") from None
     except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
