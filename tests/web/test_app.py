@@ -17,7 +17,7 @@ from chronik.node.replicas.damage import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
-from chronik.web.app import DESCRIPTION, create_app
+from chronik.web.app import create_app
 from chronik.web.server import WebServer, bind
 
 T = TypeVar("T")
@@ -204,8 +204,6 @@ def test_damages_of_this_node_are_listed_with_their_outcome_newest_first() -> No
         ]
         _, topic = await get_json(port, "/api/topics/orders")
         (damage,) = topic["damages"]
-        described = json.loads(DESCRIPTION.read_text())["components"]["schemas"]["Damage"]
-        assert set(damage) == set(described["properties"]) == set(described["required"])
         assert damage == {
             "topic": "orders",
             "partition": 1,

@@ -10,7 +10,7 @@ import pytest
 from tests.web.support_http import batch_of, get, put
 
 from chronik.testing.cluster import TestCluster
-from chronik.web.diagnosis import in_own_thread
+from chronik.web.doctor import in_own_thread
 
 
 def test_the_doctor_reports_a_healthy_topic_and_examines_one_topic_at_a_time(chronik_cluster: TestCluster) -> None:
@@ -27,7 +27,7 @@ def test_the_doctor_reports_a_healthy_topic_and_examines_one_topic_at_a_time(chr
     assert (answers[200]["verdict"], answers[200]["topic"]) == ("healthy", topic)
     assert answers[200]["summary"]
     assert len(answers[200]["partitions"]) == 2
-    assert f"the doctor examines {topic} now" in answers[503]["error"]
+    assert f"the doctor is examining {topic}" in answers[503]["error"]
 
 
 def test_an_invalid_request_returns_an_error_with_advice(chronik_cluster: TestCluster) -> None:

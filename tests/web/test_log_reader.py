@@ -72,6 +72,6 @@ def test_the_error_names_a_leader_that_does_not_answer() -> None:
             assert status == 503
             assert "node 4, which leads orders-0, did not answer" in answer["error"]
         status, answer = await get_json(port, "/api/topics/orders/batches?partition=0&own=1")
-        assert (status, answer["error"]) == (503, "orders-0 is led by node 4: ask there, or leave own=1 out")
+        assert (status, answer["error"]) == (503, "node 4 leads orders-0: send the request there, or omit own=1")
 
     served(work)

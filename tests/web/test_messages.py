@@ -7,8 +7,6 @@ from base64 import b64decode
 from tests.web.support_http import NOW_MS, batch_of, get, put
 
 from chronik.testing.cluster import TestCluster
-from chronik.web.messages import CONTENT_BYTES_MAX, decode
-from chronik.wire.batch import encode_batch
 
 GZIP = 1
 
@@ -62,7 +60,7 @@ def test_an_invalid_request_returns_an_error_with_advice(chronik_cluster: TestCl
         (f"{topic}/batches?partition=0&own=-1", 400, "pass 0 or 1"),
         (f"{topic}/messages?partition=2", 404, "partition=0 to 1"),
         (f"{topic}/messages?partition=0&offset=1&time=1", 400, "one of them"),
-        (f"{topic}/messages?partition=0&offset=first", 400, "no whole number"),
+        (f"{topic}/messages?partition=0&offset=first", 400, "not a whole number"),
         (f"{topic}/messages?partition=0&limit=501", 400, "1 to 500"),
         (f"{topic}/messages?partition=0&off=1", 400, "unknown parameter off"),
     ):
@@ -81,23 +79,3 @@ def test_a_node_returns_its_own_records_if_the_leader_does_not_answer(chronik_cl
     status, page = get(other.http, f"/api/topics/{topic}/messages?partition=0&offset=0&limit=1")
     assert status == 200
     assert page["messages"][0]["value"]["data"] == "kept"
-
-
-def test_an_undecodable_batch_is_one_error_message_and_decoding_continues() -> None:
-    good = encode_batch([(b"k", b"v", [], 1)], base_offset=0)
-    bad = bytearray(encode_batch([(b"k", b"v" * 50, [], 1)] * 3, base_offset=1, codec=GZIP))
-    bad[70:80] = b"\x00" * 10
-    after = encode_batch([(b"k", b"w", [], 1)], base_offset=4)
-    found = decode(memoryview(good + bytes(bad) + after), 0, 100, 1 << 20, CONTENT_BYTES_MAX)
-    assert [message.offset for message in found.messages] == [0, 1, 4]
-    assert "batch 1 to 3 cannot be decoded" in found.messages[1].error
-    assert found.next_offset == 5
-
-
-def test_a_page_is_limited_in_records_and_bytes() -> None:
-    data = memoryview(encode_batch([(None, b"v" * 1000, [("h", None)] * 200, 1)] * 50))
-    assert decode(data, 10, 5, 1 << 20, 100).next_offset == 15
-    by_bytes = decode(data, 0, 100, 2500, CONTENT_BYTES_MAX)
-    assert (len(by_bytes.messages), by_bytes.next_offset) == (3, 3)
-    message = by_bytes.messages[0]
-    assert (len(message.headers), message.headers_left_out) == (100, 100)

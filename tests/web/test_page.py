@@ -12,6 +12,7 @@ from tests.support.eventually import eventually
 from tests.web.support_http import batch_of, put, put_unacknowledged
 
 from chronik.testing.cluster import TestCluster
+from chronik.web.app import PAGE_CONTENT_TYPES, PAGE_FOLDER
 
 SCRIPT = b"<script>window.ran = true</script><img src=x onerror='window.ran = true'>"
 
@@ -195,12 +196,10 @@ def test_the_page_derives_stall_windows_from_traces(
 
 
 def test_the_page_requests_nothing_from_other_hosts_and_is_in_the_wheel() -> None:
-    from chronik.web.page_files import CONTENT_TYPES, FOLDER
-
-    for path in FOLDER.iterdir():
-        assert path.suffix in CONTENT_TYPES, path
+    for path in PAGE_FOLDER.iterdir():
+        assert path.suffix in PAGE_CONTENT_TYPES, path
         text = path.read_text()
         addresses = set(re.findall(r"https?://[^\s\"'`$)]+", text)) - {"http://www.w3.org/2000/svg"}
         assert not addresses, path
         assert "innerHTML" not in text, path
-    assert Path(FOLDER, "index.html").is_file()
+    assert Path(PAGE_FOLDER, "index.html").is_file()

@@ -31,8 +31,8 @@ def test_the_leader_and_the_feed_of_each_node_return_the_traces_of_a_topic(chron
     for node in chronik_cluster.nodes:
         with events(str(node.http), f"?topic={topic}&traces=1") as stream:
             seen: set[int] = set()
-            for told in stream.until("traces"):
-                seen |= {event["base_offset"] for event in told["events"] if event["kind"] == "produce-appended"}
+            for state in stream.until("traces"):
+                seen |= {event["base_offset"] for event in state["events"] if event["kind"] == "produce-appended"}
                 if seen == {0, 1, 2, 3, 4}:
                     break
 

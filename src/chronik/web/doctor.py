@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from chronik.client.errors import ClientError
-from chronik.doctor import diagnose
-from chronik.web.answers import Parameters, Refusal
+from chronik.doctor import Diagnosis, diagnose
+from chronik.web.answers import Number, Parameters, Refusal, Text
 from chronik.web.node_view import NodeView, require_image
 from chronik.wire.errors import ErrorCode, KafkaError
 
-PARAMETERS = ("group", "seconds")
-SECONDS = 5
-SECONDS_MAX = 60
+GROUP = Text("group")
+SECONDS = Number("seconds", 1, 60, default=5)
+PARAMETERS = (GROUP, SECONDS)
+
+UNKNOWN = (ErrorCode.unknown_topic_or_partition, ErrorCode.group_id_not_found)
 
 T = TypeVar("T")
 
@@ -31,35 +34,33 @@ class Doctor:
         self._node = node
         self._topic: str | None = None
 
-    async def examine(self, topic: str, parameters: Parameters) -> dict[str, Any]:
-        group = parameters.text("group")
-        seconds = parameters.number("seconds", SECONDS, 1, SECONDS_MAX)
+    async def examine(self, topic: str, parameters: Parameters) -> Diagnosis:
+        group = parameters.text(GROUP)
+        seconds = parameters.number(SECONDS)
         image = require_image(self._node)
         if image.topic(topic) is None:
-            raise Refusal(404, f"topic {topic[:260]} does not exist here: see /api/topics")
+            raise Refusal(404, f"topic {topic[:260]} does not exist: see /api/topics")
         if self._topic is not None:
-            raise Refusal(503, f"the doctor examines {self._topic} now: ask again in some seconds")
+            raise Refusal(503, f"the doctor is examining {self._topic}: retry in a few seconds")
         # Query this node first, because it may be the only one that answers.
-        own, *others = sorted(image.brokers.values(), key=lambda broker: (broker.id != self._node.node_id, broker.id))
-        addresses = [(broker.host, broker.port) for broker in (own, *others)]
+        brokers = sorted(image.brokers.values(), key=lambda broker: (broker.id != self._node.node_id, broker.id))
+        addresses = [(broker.host, broker.port) for broker in brokers]
         self._topic = topic
         try:
-            diagnosis = await in_own_thread(lambda: diagnose(addresses, topic, group, seconds))
-        except KafkaError as error:
-            if error.code in (ErrorCode.unknown_topic_or_partition, ErrorCode.group_id_not_found):
+            return await in_own_thread(lambda: diagnose(addresses, topic, group, seconds))
+        except (KafkaError, ClientError) as error:
+            if isinstance(error, KafkaError) and error.code in UNKNOWN:
                 raise Refusal(404, f"{error.message or error}: see /api/topics and /api/groups") from None
-            raise Refusal(503, f"the cluster could not be examined: {error}; ask again") from None
-        except ClientError as error:
-            raise Refusal(503, f"the cluster could not be examined: {error}; ask again") from None
+            raise Refusal(503, f"the cluster could not be examined: {error}; retry") from None
         finally:
             self._topic = None
-        return diagnosis.to_json()
 
 
 async def in_own_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `work` on its own event loop in a new thread. Cancelling the caller also cancels `work`."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
+    outcome: Future[T] = Future()
+    # The thread reports its result even if the caller no longer waits for it.
+    outcome.set_running_or_notify_cancel()
     started: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
 
     async def run() -> T:
@@ -67,29 +68,16 @@ async def in_own_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         started.append((asyncio.get_running_loop(), task))
         return await task
 
-    def tell(settle: Callable[[], None]) -> None:
-        def settled() -> None:
-            if not outcome.done():
-                settle()
-
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settled)
-
     def thread() -> None:
         try:
-            found = asyncio.run(run())
-        except asyncio.CancelledError:
-            tell(outcome.cancel)  # type: ignore[arg-type]
+            outcome.set_result(asyncio.run(run()))
         except BaseException as error:
-            failure = error
-            tell(lambda: outcome.set_exception(failure))
-        else:
-            tell(lambda: outcome.set_result(found))
+            outcome.set_exception(error)
 
     threading.Thread(target=thread, name="doctor", daemon=True).start()
     try:
-        return await outcome
+        return await asyncio.wrap_future(outcome)
     except asyncio.CancelledError:
-        for other, task in started:
-            other.call_soon_threadsafe(task.cancel)
+        for loop, task in started:
+            loop.call_soon_threadsafe(task.cancel)
         raise
