@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -379,14 +378,12 @@ CURES: dict[Verdict, Callable[[Observations], object]] = {
 
 
 def test_verdicts_follow_the_documented_order_of_precedence() -> None:
-    order: list[Verdict] = [rule.verdict for rule in PRECEDENCE]
-    assert order == list(CURES)
     seen = everything()
-    for verdict, after in pairwise([*order, "healthy"]):
-        diagnosis = judge(seen)
-        assert diagnosis.verdict == verdict
-        CURES[verdict](seen)
-        assert judge(seen).verdict == after
+    assert [rule(seen).verdict for rule in PRECEDENCE] == list(CURES)
+    for verdict, cure in CURES.items():
+        assert judge(seen).verdict == verdict
+        cure(seen)
+    assert judge(seen).verdict == "healthy"
 
 
 def test_the_json_contains_the_documented_fields() -> None:

@@ -89,7 +89,9 @@ async def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
-def served(work: Callable[[Node, int], Awaitable[None]]) -> None:
+def served(work: Callable[[Node, int], Awaitable[None]]) -> Callable[[], None]:
+    """Return a test that runs `work` with a node and the port of its HTTP server."""
+
     async def run() -> None:
         node = Node()
         listener = bind("127.0.0.1", 0)
@@ -101,141 +103,123 @@ def served(work: Callable[[Node, int], Awaitable[None]]) -> None:
         finally:
             await server.stop()
 
-    asyncio.run(run())
+    return lambda: asyncio.run(run())
 
 
-def test_a_node_is_alive_before_it_is_ready() -> None:
-    async def work(node: Node, port: int) -> None:
-        assert (await get(port, "/healthz"))[0] == 200
-        assert (await get(port, "/readyz"))[0] == 503
-        node.is_ready = True
-        assert await get(port, "/readyz") == (200, "ready\n")
-
-    served(work)
+@served
+async def test_a_node_is_alive_before_it_is_ready(node: Node, port: int) -> None:
+    assert (await get(port, "/healthz"))[0] == 200
+    assert (await get(port, "/readyz"))[0] == 503
+    node.is_ready = True
+    assert await get(port, "/readyz") == (200, "ready\n")
 
 
-def test_metrics_are_the_current_metrics_of_this_node() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.metrics.watermark_updates = 41
-        assert "chronik_watermark_updates_total 41.0" in (await get(port, "/metrics"))[1]
-        node.metrics.watermark_updates += 1
-        assert "chronik_watermark_updates_total 42.0" in (await get(port, "/metrics"))[1]
-
-    served(work)
+@served
+async def test_metrics_are_the_current_metrics_of_this_node(node: Node, port: int) -> None:
+    node.metrics.watermark_updates = 41
+    assert "chronik_watermark_updates_total 41.0" in (await get(port, "/metrics"))[1]
+    node.metrics.watermark_updates += 1
+    assert "chronik_watermark_updates_total 42.0" in (await get(port, "/metrics"))[1]
 
 
-def test_an_unknown_path_returns_404_and_post_returns_405() -> None:
-    async def work(node: Node, port: int) -> None:
-        assert (await get(port, "/nothing"))[0] == 404
-        assert (await get(port, "/healthz", method="POST"))[0] == 405
-
-    served(work)
+@served
+async def test_an_unknown_path_returns_404_and_post_returns_405(node: Node, port: int) -> None:
+    assert (await get(port, "/nothing"))[0] == 404
+    assert (await get(port, "/healthz", method="POST"))[0] == 405
 
 
-def test_the_cluster_endpoint_returns_the_metadata_of_this_node() -> None:
-    async def work(node: Node, port: int) -> None:
-        assert (await get_json(port, "/api/cluster"))[0] == 503
-        node.image = three_nodes_one_of_them_fenced()
-        node.controller_id = 1
-        status, view = await get_json(port, "/api/cluster")
-        assert status == 200
-        assert (view["node_id"], view["controller"], view["version"], view["cluster_id"]) == (2, 1, 9, "c")
-        assert [(known["id"], known["state"], known["kafka"]) for known in view["nodes"]] == [
-            (1, "alive", "127.0.0.1:9092"),
-            (2, "alive", "127.0.0.1:9093"),
-            (3, "fenced", "127.0.0.1:9094"),
-        ]
-        assert [(known["leaders"], known["replicas"], known["in_sync"]) for known in view["nodes"]] == [
-            (1, 2, 2),
-            (1, 2, 2),
-            (0, 2, 1),
-        ]
-        assert (view["partitions"], view["under_replicated"], view["leaderless"]) == (3, 1, 1)
-        assert (view["under_replicated_partitions"], view["leaderless_partitions"]) == (["orders-0"], ["orders-2"])
-
-    served(work)
+@served
+async def test_the_cluster_endpoint_returns_the_metadata_of_this_node(node: Node, port: int) -> None:
+    assert (await get_json(port, "/api/cluster"))[0] == 503
+    node.image = three_nodes_one_of_them_fenced()
+    node.controller_id = 1
+    status, view = await get_json(port, "/api/cluster")
+    assert status == 200
+    assert (view["node_id"], view["controller"], view["version"], view["cluster_id"]) == (2, 1, 9, "c")
+    assert [(known["id"], known["state"], known["kafka"]) for known in view["nodes"]] == [
+        (1, "alive", "127.0.0.1:9092"),
+        (2, "alive", "127.0.0.1:9093"),
+        (3, "fenced", "127.0.0.1:9094"),
+    ]
+    assert [(known["leaders"], known["replicas"], known["in_sync"]) for known in view["nodes"]] == [
+        (1, 2, 2),
+        (1, 2, 2),
+        (0, 2, 1),
+    ]
+    assert (view["partitions"], view["under_replicated"], view["leaderless"]) == (3, 1, 1)
+    assert (view["under_replicated_partitions"], view["leaderless_partitions"]) == (["orders-0"], ["orders-2"])
 
 
-def test_an_unknown_controller_is_null() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.image = three_nodes_one_of_them_fenced()
-        assert (await get_json(port, "/api/cluster"))[1]["controller"] is None
-
-    served(work)
+@served
+async def test_an_unknown_controller_is_null(node: Node, port: int) -> None:
+    node.image = three_nodes_one_of_them_fenced()
+    assert (await get_json(port, "/api/cluster"))[1]["controller"] is None
 
 
-def test_topics_are_listed_and_described_with_the_offsets_of_this_node() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.image = three_nodes_one_of_them_fenced()
-        node.replicas[("orders", 1)] = Replica(3, 10, 8)
-        (listed,) = (await get_json(port, "/api/topics"))[1]["topics"]
-        assert (listed["name"], listed["partitions"], listed["replication_factor"]) == ("orders", 3, 3)
-        assert (await get_json(port, "/api/topics/orders"))[0] == 503
-        node.is_ready = True
-        status, topic = await get_json(port, "/api/topics/orders")
-        assert (status, topic["name"], topic["id"], topic["node"]) == (200, "orders", str(UUID(int=7)), 2)
-        assert topic["configs"] == {"retention.ms": "1000"}
-        assert [partition["high_watermark"] for partition in topic["partitions"]] == [None, 8, None]
-        assert topic["partitions"][1] == {
-            "partition": 1,
-            "leader": 2,
-            "epoch": 5,
-            "replicas": [2, 1],
-            "isr": [2, 1],
-            "log_start_offset": 3,
-            "log_end_offset": 10,
-            "high_watermark": 8,
-        }
-
-    served(work)
+@served
+async def test_topics_are_listed_and_described_with_the_offsets_of_this_node(node: Node, port: int) -> None:
+    node.image = three_nodes_one_of_them_fenced()
+    node.replicas[("orders", 1)] = Replica(3, 10, 8)
+    (listed,) = (await get_json(port, "/api/topics"))[1]["topics"]
+    assert (listed["name"], listed["partitions"], listed["replication_factor"]) == ("orders", 3, 3)
+    assert (await get_json(port, "/api/topics/orders"))[0] == 503
+    node.is_ready = True
+    status, topic = await get_json(port, "/api/topics/orders")
+    assert (status, topic["name"], topic["id"], topic["node"]) == (200, "orders", str(UUID(int=7)), 2)
+    assert topic["configs"] == {"retention.ms": "1000"}
+    assert [partition["high_watermark"] for partition in topic["partitions"]] == [None, 8, None]
+    assert topic["partitions"][1] == {
+        "partition": 1,
+        "leader": 2,
+        "epoch": 5,
+        "replicas": [2, 1],
+        "isr": [2, 1],
+        "log_start_offset": 3,
+        "log_end_offset": 10,
+        "high_watermark": 8,
+    }
 
 
-def test_damages_of_this_node_are_listed_with_their_outcome_newest_first() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
-        node.damages = [
-            Damage("orders", 1, 50, "scrub", "segment 50: its file is missing", 1000, "healed", "", ("/d/x",), 2000),
-            Damage("payments", 0, 7, "read", "a batch is not what was written", 3000, waits_for="nobody has it"),
-        ]
-        _, cluster = await get_json(port, "/api/cluster")
-        assert [(each["topic"], each["state"], each["waits_for"]) for each in cluster["damages"]] == [
-            ("payments", "waiting", "nobody has it"),
-            ("orders", "healed", ""),
-        ]
-        _, topic = await get_json(port, "/api/topics/orders")
-        (damage,) = topic["damages"]
-        assert damage == {
-            "topic": "orders",
-            "partition": 1,
-            "offset": 50,
-            "how": "scrub",
-            "reason": "segment 50: its file is missing",
-            "found_ms": 1000,
-            "state": "healed",
-            "waits_for": "",
-            "set_aside": ["/d/x"],
-            "healed_ms": 2000,
-        }
-
-    served(work)
+@served
+async def test_damages_of_this_node_are_listed_with_their_outcome_newest_first(node: Node, port: int) -> None:
+    node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
+    node.damages = [
+        Damage("orders", 1, 50, "scrub", "segment 50: its file is missing", 1000, "healed", "", ("/d/x",), 2000),
+        Damage("payments", 0, 7, "read", "a batch is not what was written", 3000, waits_for="nobody has it"),
+    ]
+    _, cluster = await get_json(port, "/api/cluster")
+    assert [(each["topic"], each["state"], each["waits_for"]) for each in cluster["damages"]] == [
+        ("payments", "waiting", "nobody has it"),
+        ("orders", "healed", ""),
+    ]
+    _, topic = await get_json(port, "/api/topics/orders")
+    (damage,) = topic["damages"]
+    assert damage == {
+        "topic": "orders",
+        "partition": 1,
+        "offset": 50,
+        "how": "scrub",
+        "reason": "segment 50: its file is missing",
+        "found_ms": 1000,
+        "state": "healed",
+        "waits_for": "",
+        "set_aside": ["/d/x"],
+        "healed_ms": 2000,
+    }
 
 
-def test_an_unknown_topic_returns_404_and_an_error_message() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.image = three_nodes_one_of_them_fenced()
-        status, answer = await get_json(port, "/api/topics/payments")
-        assert status == 404
-        assert "payments" in answer["error"]
-
-    served(work)
+@served
+async def test_an_unknown_topic_returns_404_and_an_error_message(node: Node, port: int) -> None:
+    node.image = three_nodes_one_of_them_fenced()
+    status, answer = await get_json(port, "/api/topics/payments")
+    assert status == 404
+    assert "payments" in answer["error"]
 
 
-def test_all_concurrent_requests_are_answered() -> None:
-    async def work(node: Node, port: int) -> None:
-        answers = await asyncio.gather(*(get(port, "/healthz") for _ in range(50)))
-        assert {status for status, _ in answers} == {200}
-
-    served(work)
+@served
+async def test_all_concurrent_requests_are_answered(node: Node, port: int) -> None:
+    answers = await asyncio.gather(*(get(port, "/healthz") for _ in range(50)))
+    assert {status for status, _ in answers} == {200}
 
 
 def test_bind_fails_if_the_port_is_in_use() -> None:
@@ -256,27 +240,24 @@ def test_a_server_that_never_started_frees_its_port() -> None:
     bind("127.0.0.1", asyncio.run(run())).close()
 
 
-def test_invalid_names_and_numbers_return_a_one_line_error() -> None:
+@served
+async def test_invalid_names_and_numbers_return_a_one_line_error(node: Node, port: int) -> None:
     odd = ("%00", "%FF%FE", "a%0d%0ab", "..%2f..%2fetc", "%F0%9F%90%9F", "x" * 5000, "-", "+1", "1e3", "0x1", "%20")
-
-    async def work(node: Node, port: int) -> None:
-        node.image = three_nodes_one_of_them_fenced()
-        node.is_ready = True
-        for name in odd:
-            for path in (
-                f"/api/topics/{name}",
-                f"/api/topics/{name}/messages?partition=0",
-                f"/api/doctor/{name}",
-                f"/api/topics/orders/messages?partition={name}",
-                f"/api/topics/orders/batches?partition=0&from={name}",
-                f"/api/traces?after={name}",
-                f"/api/events?topics={name}",
-                f"/api/cluster?{name}=1",
-                f"/page/{name}",
-            ):
-                status, answer = await get_json(port, path)
-                assert status in (400, 404), (path, answer)
-                assert "\n" not in answer["error"]
-                assert len(answer["error"]) < 600
-
-    served(work)
+    node.image = three_nodes_one_of_them_fenced()
+    node.is_ready = True
+    for name in odd:
+        for path in (
+            f"/api/topics/{name}",
+            f"/api/topics/{name}/messages?partition=0",
+            f"/api/doctor/{name}",
+            f"/api/topics/orders/messages?partition={name}",
+            f"/api/topics/orders/batches?partition=0&from={name}",
+            f"/api/traces?after={name}",
+            f"/api/events?topics={name}",
+            f"/api/cluster?{name}=1",
+            f"/page/{name}",
+        ):
+            status, answer = await get_json(port, path)
+            assert status in (400, 404), (path, answer)
+            assert "\n" not in answer["error"]
+            assert len(answer["error"]) < 600

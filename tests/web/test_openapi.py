@@ -28,55 +28,49 @@ def check(description: dict[str, Any], path: str, status: int, answer: Any) -> N
     jsonschema_rs.validator_for({**schema, "components": description["components"]}).validate(answer)
 
 
-def test_the_description_has_exactly_the_routes_of_the_api() -> None:
-    async def work(node: Node, port: int) -> None:
-        _, description = await get_json(port, "/api/openapi.json")
-        routes = [route for route in create_app(node).routes if isinstance(route, Route)]
-        assert set(description["paths"]) == {route.path.replace(":path}", "}") for route in routes} - {
-            "/",
-            "/page/{name}",
-        }
-        assert all(set(path) <= {"get", "parameters"} for path in description["paths"].values())
-        assert all((route.methods or set()) == {"GET", "HEAD"} for route in routes)
-
-    served(work)
+@served
+async def test_the_description_has_exactly_the_routes_of_the_api(node: Node, port: int) -> None:
+    _, description = await get_json(port, "/api/openapi.json")
+    routes = [route for route in create_app(node).routes if isinstance(route, Route)]
+    assert set(description["paths"]) == {route.path.replace(":path}", "}") for route in routes} - {
+        "/",
+        "/page/{name}",
+    }
+    assert all(set(path) <= {"get", "parameters"} for path in description["paths"].values())
+    assert all((route.methods or set()) == {"GET", "HEAD"} for route in routes)
 
 
-def test_the_description_states_names_bounds_and_defaults_of_parameters() -> None:
-    async def work(node: Node, port: int) -> None:
-        _, description = await get_json(port, "/api/openapi.json")
+@served
+async def test_the_description_states_names_bounds_and_defaults_of_parameters(node: Node, port: int) -> None:
+    _, description = await get_json(port, "/api/openapi.json")
 
-        def parameters(path: str) -> dict[str, Any]:
-            return {each["name"]: each for each in description["paths"][path]["get"].get("parameters", ())}
+    def parameters(path: str) -> dict[str, Any]:
+        return {each["name"]: each for each in description["paths"][path]["get"].get("parameters", ())}
 
-        batches = parameters("/api/topics/{name}/batches")
-        assert list(batches) == ["partition", "from", "to", "limit", "own"]
-        assert batches["partition"]["required"] is True
-        assert batches["limit"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 5000, "default": 1000}
-        assert list(parameters("/api/topics/{name}/messages")) == ["partition", "offset", "time", "limit", "own"]
-        assert list(parameters("/api/traces")) == ["after", "last", "topic", "partition", "limit"]
-        assert list(parameters("/api/doctor/{name}")) == ["group", "seconds"]
-        events = parameters(STREAM)
-        assert list(events) == ["topics", "topic", "groups", "group", "traces"]
-        assert events["topic"]["schema"] == {"type": "string", "maxLength": 1000}
-        assert events["topics"]["schema"] == {"type": "integer", "enum": [0, 1]}
-
-    served(work)
+    batches = parameters("/api/topics/{name}/batches")
+    assert list(batches) == ["partition", "from", "to", "limit", "own"]
+    assert batches["partition"]["required"] is True
+    assert batches["limit"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 5000, "default": 1000}
+    assert list(parameters("/api/topics/{name}/messages")) == ["partition", "offset", "time", "limit", "own"]
+    assert list(parameters("/api/traces")) == ["after", "last", "topic", "partition", "limit"]
+    assert list(parameters("/api/doctor/{name}")) == ["group", "seconds"]
+    events = parameters(STREAM)
+    assert list(events) == ["topics", "topic", "groups", "group", "traces"]
+    assert events["topic"]["schema"] == {"type": "string", "maxLength": 1000}
+    assert events["topics"]["schema"] == {"type": "integer", "enum": [0, 1]}
 
 
-def test_answers_of_a_cluster_with_problems_match_the_description() -> None:
-    async def work(node: Node, port: int) -> None:
-        _, description = await get_json(port, "/api/openapi.json")
-        check(description, "/api/cluster", *await get_json(port, "/api/cluster"))
-        node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
-        node.damages = [Damage("orders", 1, 50, "scrub", "its file is missing", 1000, "healed", "", ("/d/x",), 2000)]
-        for path in ("/api/cluster", "/api/topics"):
-            check(description, path, *await get_json(port, path))
-        _, topic = await get_json(port, "/api/topics/orders")
-        assert UUID(topic["id"]) and topic["damages"]
-        check(description, "/api/topics/{name}", 200, topic)
-
-    served(work)
+@served
+async def test_answers_of_a_cluster_with_problems_match_the_description(node: Node, port: int) -> None:
+    _, description = await get_json(port, "/api/openapi.json")
+    check(description, "/api/cluster", *await get_json(port, "/api/cluster"))
+    node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
+    node.damages = [Damage("orders", 1, 50, "scrub", "its file is missing", 1000, "healed", "", ("/d/x",), 2000)]
+    for path in ("/api/cluster", "/api/topics"):
+        check(description, path, *await get_json(port, path))
+    _, topic = await get_json(port, "/api/topics/orders")
+    assert UUID(topic["id"]) and topic["damages"]
+    check(description, "/api/topics/{name}", 200, topic)
 
 
 def test_every_answer_of_a_real_cluster_matches_the_description(chronik_cluster: TestCluster) -> None:

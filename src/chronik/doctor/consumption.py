@@ -57,7 +57,7 @@ def _is_judged(seen: Observations, group: str, samples: Sequence[GroupSample]) -
     return group == seen.asked_group or not is_empty or bool(progress_of(seen, samples).advancing)
 
 
-def consumer_stopped(seen: Observations) -> Finding | None:
+def consumer_stopped(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for group, samples in sorted(seen.groups.items()):
         progress = progress_of(seen, samples)
@@ -68,8 +68,6 @@ def consumer_stopped(seen: Observations) -> Finding | None:
         evidence += [_stopped_member(group, member, progress) for member in stopped]
         if not stopped and not progress.advancing:
             evidence.append(_stopped_group(group, samples[-1], progress))
-    if not evidence:
-        return None
     clients = [item.client for item in evidence if item.client is not None]
     step = (
         f"Check {listed(dict.fromkeys(clients))}: is it busy with a record, blocked, or over max.poll.interval.ms? "
@@ -117,7 +115,7 @@ def _stopped_group(group: str, sample: GroupSample, progress: Progress) -> Evide
     )
 
 
-def partition_imbalance(seen: Observations) -> Finding | None:
+def partition_imbalance(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for group, samples in sorted(seen.groups.items()):
         progress = progress_of(seen, samples)
@@ -129,8 +127,6 @@ def partition_imbalance(seen: Observations) -> Finding | None:
             if owner is not None and _has_stopped(owner, progress):
                 continue
             evidence.append(_unbalanced(seen, group, partition, owner, progress))
-    if not evidence:
-        return None
     return Finding(
         "partition-imbalance",
         f"consumption of partition {listed(e.partition for e in evidence)} of {seen.topic} is stalled while other "

@@ -71,7 +71,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 class Finding(NamedTuple):
-    """The result of a rule that matched."""
+    """The result of a rule, which matches if there is evidence."""
 
     verdict: Verdict
     summary: str

@@ -30,7 +30,7 @@ class SlowFetch(NamedTuple):
     client: str
 
 
-def fetch_hang(seen: Observations) -> Finding | None:
+def fetch_hang(seen: Observations) -> Finding:
     by_partition: dict[int, list[SlowFetch]] = {}
     for slow in (*_slow_probes(seen), *_slow_traced(seen)):
         by_partition.setdefault(slow.partition, []).append(slow)
@@ -53,8 +53,6 @@ def fetch_hang(seen: Observations) -> Finding | None:
                 numbers={"fetches": len(fetches), "longest_ms": round(worst.elapsed_ms, 1)},
             )
         )
-    if not evidence:
-        return None
     nodes = sorted({node for item in evidence if (node := item.node) is not None})
     return Finding(
         "fetch-hang",

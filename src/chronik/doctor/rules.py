@@ -1,19 +1,18 @@
 """Derive one verdict from the observations. Pure: no clock, no network.
 
-Each rule returns a finding or None. If several rules match, the first in the order of precedence is the verdict. It is
-closest to the cause, because each condition also causes the ones after it.
+Each rule returns a finding, and matches if the finding has evidence. If several rules match, the first in the order of
+precedence is the verdict. It is closest to the cause, because each condition also causes the ones after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
-from typing import NamedTuple
 
 from chronik.doctor.consumption import consumer_stopped, partition_imbalance
-from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, Verdict, listed
+from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, listed
 from chronik.doctor.fetch_path import UNNAMED_CLIENT, fetch_hang
-from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample, RejectionSample
 from chronik.observe.traces import FetchServed, IsrChanged, ProduceRejected, WatermarkUpdated
 
 LEADERLESS_S = 2.0
@@ -39,7 +38,7 @@ def _plural(noun: str, items: Sized) -> str:
     return noun if len(items) == 1 else f"{noun}s"
 
 
-def no_leader(seen: Observations) -> Finding | None:
+def no_leader(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
         since_s = _lasting_s(samples, lambda sample: not sample.has_leader)
@@ -48,8 +47,6 @@ def no_leader(seen: Observations) -> Finding | None:
         if since_s is None or not (at_once or since_s >= LEADERLESS_S):
             continue
         evidence.append(_leaderless(seen, partition, samples[-1], since_s))
-    if not evidence:
-        return None
     named = listed(item.partition for item in evidence)
     missing = sorted(seen.silent_nodes)
     start = f"Start {_plural('node', missing)} {listed(missing)}" if missing else "Start the missing nodes"
@@ -82,7 +79,7 @@ def _leaderless(seen: Observations, partition: int, sample: PartitionSample, sin
     return Evidence(text, partition, node, since_s=round(since_s, 1))
 
 
-def watermark_not_advancing(seen: Observations) -> Finding | None:
+def watermark_not_advancing(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
         current = samples[-1]
@@ -94,8 +91,6 @@ def watermark_not_advancing(seen: Observations) -> Finding | None:
             continue
         since_s = max(stuck_s, _watermark_age_s(seen, partition))
         evidence.append(_stuck_watermark(seen, partition, current, since_s))
-    if not evidence:
-        return None
     lagging = sorted({node for item in evidence if (node := item.node) is not None})
     step = (
         f"Check {_plural('node', lagging)} {listed(lagging)}, and start or resume what is down or paused"
@@ -152,12 +147,11 @@ def _watermark_age_s(seen: Observations, partition: int) -> float:
     return max(seen.watermark_age_s.get(partition, 0.0), traced_s)
 
 
-def leadership_rejections(seen: Observations) -> Finding | None:
+def leadership_rejections(seen: Observations) -> Finding:
     """Detect nodes that keep rejecting requests for partitions they do not lead: a client has stale metadata."""
-    readings = seen.rejections
-    if len(readings) < 3:
-        return None
-    first, middle, final = readings[0], readings[len(readings) // 2], readings[-1]
+    # A count must rise from the first sample to the middle one and to the last, so fewer than three never match.
+    samples = seen.rejections or [RejectionSample(0.0, {})]
+    first, middle, final = samples[0], samples[len(samples) // 2], samples[-1]
     evidence: list[Evidence] = []
     for key, count in sorted(final.counts.items()):
         node, partition = key
@@ -178,8 +172,6 @@ def leadership_rejections(seen: Observations) -> Finding | None:
                 numbers={"rejections": count - before},
             )
         )
-    if not evidence:
-        return None
     known = sorted({item.client for item in evidence if item.client})
     step = (
         f"Make {listed(known)} refresh the metadata"
@@ -208,7 +200,7 @@ def _rejected_clients(seen: Observations, node: int, partition: int) -> list[str
     )
 
 
-def under_replicated(seen: Observations) -> Finding | None:
+def under_replicated(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
         since_s = _lasting_s(samples, lambda sample: len(sample.isr) < len(sample.replicas))
@@ -230,8 +222,6 @@ def under_replicated(seen: Observations) -> Finding | None:
                 since_s=round(since_s, 1),
             )
         )
-    if not evidence:
-        return None
     nodes = sorted({node for item in evidence if (node := item.node) is not None})
     return Finding(
         "under-replicated",
@@ -242,25 +232,20 @@ def under_replicated(seen: Observations) -> Finding | None:
     )
 
 
-class Rule(NamedTuple):
-    verdict: Verdict
-    find: Callable[[Observations], Finding | None]
-
-
-PRECEDENCE: tuple[Rule, ...] = (
-    Rule("no-leader", no_leader),
-    Rule("watermark-not-advancing", watermark_not_advancing),
-    Rule("fetch-hang", fetch_hang),
-    Rule("leadership-rejections", leadership_rejections),
-    Rule("consumer-stopped", consumer_stopped),
-    Rule("partition-imbalance", partition_imbalance),
-    Rule("under-replicated", under_replicated),
+PRECEDENCE: tuple[Callable[[Observations], Finding], ...] = (
+    no_leader,
+    watermark_not_advancing,
+    fetch_hang,
+    leadership_rejections,
+    consumer_stopped,
+    partition_imbalance,
+    under_replicated,
 )
 
 
 def judge(seen: Observations) -> Diagnosis:
     """Return the verdict for the observations."""
-    findings = [finding for rule in PRECEDENCE if (finding := rule.find(seen)) is not None]
+    findings = [finding for rule in PRECEDENCE if (finding := rule(seen)).evidence]
     partitions = tuple(_examined(seen, partition, samples) for partition, samples in sorted(seen.partitions.items()))
     finding = findings[0] if findings else _healthy(seen)
     return Diagnosis(

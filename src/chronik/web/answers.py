@@ -102,9 +102,13 @@ Parameter: TypeAlias = Number | Flag | Text
 
 
 class Parameters:
-    """A request's query parameters. Unless `declared` is None, every name in the request must be declared."""
+    """A request's query parameters, and the `name` in its path.
+
+    Unless `declared` is None, every query parameter of the request must be declared.
+    """
 
     def __init__(self, request: Request, declared: tuple[Parameter, ...] | None) -> None:
+        self.name: str = request.path_params.get("name", "")
         self._values: Mapping[str, str] = request.query_params
         if declared is None:
             return

@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from chronik.doctor import Diagnosis
 from chronik.observe.metrics import render
 from chronik.web import batches, doctor, events, messages, schemas, traces
 from chronik.web.answers import Parameters, Refusal, json_answer, not_here, refused
+from chronik.web.events import EventHub
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.node_view import NOT_READY, NodeView, require_image, require_topic
 from chronik.web.offsets import OffsetSampler
@@ -50,10 +52,9 @@ PAGE_CONTENT_TYPES = {
 
 def create_app(node: NodeView) -> Starlette:
     """Return the application for one node. It runs on the node's event loop and reads the node's state there."""
-    hub = events.EventHub(node)
-    endpoints = api_endpoints(node, hub)
+    hub = EventHub(node)
     app = Starlette(
-        routes=[*(_route(endpoint) for endpoint in endpoints), *_page_routes()],
+        routes=[*(_route(endpoint) for endpoint in _endpoints(node, hub)), *_page_routes()],
         exception_handlers={Refusal: refused, 404: not_here, 405: not_here},
         middleware=[Middleware(SafeHeaders)],
     )
@@ -61,49 +62,50 @@ def create_app(node: NodeView) -> Starlette:
     return app
 
 
-def api_endpoints(node: NodeView, hub: events.EventHub) -> list[Endpoint]:
-    async def healthz(request: Request, parameters: Parameters) -> Response:
+def _route(endpoint: Endpoint) -> Route:
+    async def respond(request: Request) -> Response:
+        answer = await endpoint.handle(Parameters(request, endpoint.parameters))
+        return answer if isinstance(answer, Response) else json_answer(answer)
+
+    return Route(endpoint.path, respond)
+
+
+def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
+    sampling = asyncio.Semaphore(SAMPLING_MAX)
+
+    async def healthz(parameters: Parameters) -> Response:
         return PlainTextResponse("alive\n")
 
-    async def readyz(request: Request, parameters: Parameters) -> Response:
+    async def readyz(parameters: Parameters) -> Response:
         if node.is_ready:
             return PlainTextResponse("ready\n")
         return PlainTextResponse(f"not serving: {NOT_READY}\n", status_code=503)
 
-    async def metrics(request: Request, parameters: Parameters) -> Response:
+    async def metrics(parameters: Parameters) -> Response:
         # Import Prometheus' library and render the text off the event loop, because both would delay other requests.
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, _import_prometheus)
-        families = list(node.metrics.collect())
-        text = await loop.run_in_executor(None, render, families)
+        await asyncio.to_thread(import_module, "prometheus_client.core")
+        text = await asyncio.to_thread(render, list(node.metrics.collect()))
         return Response(text, headers={"content-type": METRICS_CONTENT_TYPE})
 
-    async def description(request: Request, parameters: Parameters) -> schemas.OpenApi:
-        return await asyncio.get_running_loop().run_in_executor(None, describe, endpoints)
+    async def description(parameters: Parameters) -> schemas.OpenApi:
+        return await asyncio.to_thread(describe, endpoints)
 
-    async def cluster(request: Request, parameters: Parameters) -> schemas.Cluster:
+    async def cluster(parameters: Parameters) -> schemas.Cluster:
         # Counting thousands of partitions takes time. The image is immutable, so this can run off the event loop.
         image, damages = require_image(node), damages_view(node)
-        count = partial(cluster_view, node.node_id, image, node.controller_id, damages)
-        return await asyncio.get_running_loop().run_in_executor(None, count)
+        return await asyncio.to_thread(cluster_view, node.node_id, image, node.controller_id, damages)
 
-    async def topics(request: Request, parameters: Parameters) -> schemas.Topics:
-        return await asyncio.get_running_loop().run_in_executor(None, topics_view, require_image(node))
+    async def topics(parameters: Parameters) -> schemas.Topics:
+        return await asyncio.to_thread(topics_view, require_image(node))
 
-    async def topic(request: Request, parameters: Parameters) -> schemas.Topic:
-        return topic_view(node, require_topic(node, request.path_params["name"]))
+    async def topic(parameters: Parameters) -> schemas.Topic:
+        return topic_view(node, require_topic(node, parameters.name))
 
-    async def topic_batches(request: Request, parameters: Parameters) -> bytes:
-        return await batches.batches_page(node, require_topic(node, request.path_params["name"]), parameters)
-
-    async def topic_messages(request: Request, parameters: Parameters) -> bytes:
-        return await messages.messages_page(node, require_topic(node, request.path_params["name"]), parameters)
-
-    async def groups(request: Request, parameters: Parameters) -> schemas.Groups:
+    async def groups(parameters: Parameters) -> schemas.Groups:
         return await sampled(partial(groups_view, node))
 
-    async def group(request: Request, parameters: Parameters) -> schemas.Group:
-        return await sampled(partial(group_view, request.path_params["name"], node))
+    async def group(parameters: Parameters) -> schemas.Group:
+        return await sampled(partial(group_view, parameters.name, node))
 
     async def sampled(view: Callable[[OffsetSampler], Awaitable[T]]) -> T:
         """Run a view that queries other brokers, over its own connections."""
@@ -114,22 +116,11 @@ def api_endpoints(node: NodeView, hub: events.EventHub) -> list[Endpoint]:
             finally:
                 await sampler.close()
 
-    async def trace_ring(request: Request, parameters: Parameters) -> bytes:
-        return await traces.traces_page(node, parameters)
-
-    async def diagnosis(request: Request, parameters: Parameters) -> Diagnosis:
-        return await examiner.examine(request.path_params["name"], parameters)
-
-    async def event_stream(request: Request, parameters: Parameters) -> Response:
-        return hub.open(parameters)
-
-    sampling = asyncio.Semaphore(SAMPLING_MAX)
-    examiner = doctor.Doctor(node)
-    text = partial(Endpoint, answer=str, media_type=PLAIN_TEXT, parameters=None)
+    plain = partial(Endpoint, answer=str, media_type=PLAIN_TEXT, parameters=None)
     endpoints = [
-        text("/healthz", healthz, "Whether the process is alive.", "Alive.", errors=()),
-        text("/readyz", readyz, "Whether the node serves clients.", "Ready."),
-        text("/metrics", metrics, "Prometheus metrics.", "The metrics of this node.", errors=()),
+        plain("/healthz", healthz, "Whether the process is alive.", "Alive.", errors=()),
+        plain("/readyz", readyz, "Whether the node serves clients.", "Ready."),
+        plain("/metrics", metrics, "Prometheus metrics.", "The metrics of this node.", errors=()),
         Endpoint("/api/openapi.json", description, "This description.", "OpenAPI 3.1.", schemas.OpenApi, errors=()),
         Endpoint("/api/cluster", cluster, "The cluster as this node knows it.", "The cluster.", schemas.Cluster),
         Endpoint("/api/topics", topics, "All topics.", "A summary of each topic.", schemas.Topics),
@@ -143,29 +134,23 @@ def api_endpoints(node: NodeView, hub: events.EventHub) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/topics/{name}/batches",
-            topic_batches,
+            partial(batches.batches_page, node),
             "The headers of a range of batches.",
             "One page.",
             schemas.Batches,
             batches.PARAMETERS,
-            (404, 503),
+            errors=(404, 503),
         ),
         Endpoint(
             "/api/topics/{name}/messages",
-            topic_messages,
+            partial(messages.messages_page, node),
             "Decoded records.",
             "One page.",
             schemas.Messages,
             messages.PARAMETERS,
-            (404, 503),
+            errors=(404, 503),
         ),
-        Endpoint(
-            "/api/groups",
-            groups,
-            "Consumer groups with their lag.",
-            "The groups, the largest lag first.",
-            schemas.Groups,
-        ),
+        Endpoint("/api/groups", groups, "Consumer groups.", "The groups, the largest lag first.", schemas.Groups),
         Endpoint(
             "/api/groups/{name:path}",
             group,
@@ -176,25 +161,25 @@ def api_endpoints(node: NodeView, hub: events.EventHub) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/traces",
-            trace_ring,
+            partial(traces.traces_page, node),
             "The trace events of this node.",
             "One page.",
             schemas.Traces,
             traces.PARAMETERS,
-            (),
+            errors=(),
         ),
         Endpoint(
             "/api/doctor/{name}",
-            diagnosis,
+            doctor.Doctor(node).examine,
             "Examine a topic.",
             "One verdict with its evidence.",
             Diagnosis,
             doctor.PARAMETERS,
-            (404, 503),
+            errors=(404, 503),
         ),
         Endpoint(
             "/api/events",
-            event_stream,
+            hub.open,
             "Server-sent events.",
             "The stream, which ends when the node stops.",
             str,
@@ -203,14 +188,6 @@ def api_endpoints(node: NodeView, hub: events.EventHub) -> list[Endpoint]:
         ),
     ]
     return endpoints
-
-
-def _route(endpoint: Endpoint) -> Route:
-    async def respond(request: Request) -> Response:
-        answer = await endpoint.handle(request, Parameters(request, endpoint.parameters))
-        return answer if isinstance(answer, Response) else json_answer(answer)
-
-    return Route(endpoint.path, respond)
 
 
 def _page_routes() -> list[Route]:
@@ -245,7 +222,3 @@ class PageFile:
         if self._headers["etag"] in [etag.strip().removeprefix("W/") for etag in etags.split(",")]:
             return Response(status_code=304, headers=self._headers)
         return Response(self._content, headers=self._headers)
-
-
-def _import_prometheus() -> None:
-    import prometheus_client.core  # noqa: F401

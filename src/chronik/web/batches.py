@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from chronik.metadata.image import TopicImage
 from chronik.node.replicas.partition import Partition
 from chronik.storage.headers import HeadersResult
 from chronik.web import schemas
 from chronik.web.answers import INT64_MAX, Number, Parameters
 from chronik.web.log_reader import OWN, PARTITION, LeaderLog, LocalLog, forward_to_leader, leader_log
-from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition
+from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition, require_topic
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.compression import CODECS
 
@@ -28,8 +27,9 @@ PAGE_BYTES_MAX = 16 * 1024 * 1024
 """How many bytes one page may fetch from another node. After that the page ends, and `next` continues."""
 
 
-async def batches_page(node: NodeView, topic: TopicImage, parameters: Parameters) -> bytes:
+async def batches_page(node: NodeView, parameters: Parameters) -> bytes:
     """Return one page, encoded."""
+    topic = require_topic(node, parameters.name)
     partition = require_partition(topic, parameters.number(PARTITION))
     first = parameters.optional(FROM) or 0
     to = parameters.optional(TO)

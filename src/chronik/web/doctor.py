@@ -34,7 +34,8 @@ class Doctor:
         self._node = node
         self._topic: str | None = None
 
-    async def examine(self, topic: str, parameters: Parameters) -> Diagnosis:
+    async def examine(self, parameters: Parameters) -> Diagnosis:
+        topic = parameters.name
         group = parameters.text(GROUP)
         seconds = parameters.number(SECONDS)
         image = require_image(self._node)

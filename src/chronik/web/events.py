@@ -45,7 +45,7 @@ class EventHub:
         self._feeds: dict[FeedKey, Feed] = {}
         self._listeners: dict[Listener, list[FeedKey]] = {}
 
-    def open(self, parameters: Parameters) -> EventStream:
+    async def open(self, parameters: Parameters) -> EventStream:
         """Return a stream for one request. Raises Refusal if there are too many listeners."""
         feeds = self._requested(parameters)
         if len(self._listeners) >= LISTENERS_MAX:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -149,8 +148,8 @@ class ClusterFeed(Feed):
             return
         fields: dict[str, object] = {"node_id": node.node_id, "error": "this node is starting and has no metadata yet"}
         if image is not None:
-            work = partial(cluster_view, node.node_id, image, controller_id, damages)
-            fields = msgspec.structs.asdict(await self._loop.run_in_executor(None, work))
+            cluster = await asyncio.to_thread(cluster_view, node.node_id, image, controller_id, damages)
+            fields = msgspec.structs.asdict(cluster)
         self._sent, self._sent_at_s = state, self._loop.time()
         self.send({**fields, "is_ready": is_ready})
 

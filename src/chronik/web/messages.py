@@ -11,11 +11,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from chronik.metadata.image import TopicImage
 from chronik.web import schemas
 from chronik.web.answers import Number, Parameters, Refusal
 from chronik.web.log_reader import OWN, PARTITION, LocalLog, LogReader, forward_to_leader, leader_log
-from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition
+from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition, require_topic
 from chronik.web.payload import decode
 
 OFFSET = Number("offset", description="Not together with time.")
@@ -40,8 +39,9 @@ class PageRequest(NamedTuple):
     limit: int
 
 
-async def messages_page(node: NodeView, topic: TopicImage, parameters: Parameters) -> bytes:
+async def messages_page(node: NodeView, parameters: Parameters) -> bytes:
     """Return one page, encoded."""
+    topic = require_topic(node, parameters.name)
     partition = require_partition(topic, parameters.number(PARTITION))
     parameters.reject_both(OFFSET, TIME)
     # Validate `own` even if it is not used, so that all nodes reject the same values.

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import msgspec
-from starlette.requests import Request
 
 from chronik.observe.traces import Trace
 from chronik.web.answers import JSON, Parameter, Parameters
@@ -30,7 +29,7 @@ class Endpoint(NamedTuple):
     """
 
     path: str
-    handle: Callable[[Request, Parameters], Awaitable[object]]
+    handle: Callable[[Parameters], Awaitable[object]]
     """Returns a response, or the value or the bytes of a JSON body."""
     summary: str
     content: str

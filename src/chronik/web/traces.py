@@ -45,7 +45,7 @@ async def traces_page(node: NodeView, parameters: Parameters) -> bytes:
         node.node_id, following, ring.last_n, node.metrics.traces_dropped, sorted(ring.topics), [*events]
     )
     # Do not use the node's own threads: a hanging disk may block all of them, and the traces must explain that.
-    return await asyncio.get_running_loop().run_in_executor(None, msgspec.json.encode, page)
+    return await asyncio.to_thread(msgspec.json.encode, page)
 
 
 def latest(ring: TraceRing, count: int, topic: str | None, partition: int | None = None) -> tuple[list[Trace], int]:
