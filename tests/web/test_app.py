@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -15,32 +16,12 @@ import pytest
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.replicas.damage import Damage
 from chronik.node.replicas.partition import Partition
+from chronik.node.runtime import Runtime
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
 from chronik.web.app import create_app
+from chronik.web.node_view import NodeView
 from chronik.web.server import WebServer, bind
-
-T = TypeVar("T")
-
-
-class Node:
-    """A node as the application sees it."""
-
-    def __init__(self) -> None:
-        self.metrics = Metrics()
-        self.traces = TraceRing(2, 100, lambda: 1_700_000_000_000.0, self.metrics)
-        self.is_ready = False
-        self.node_id = 2
-        self.image: ClusterImage | None = None
-        self.controller_id = -1
-        self.replicas: dict[tuple[str, int], Replica] = {}
-        self.damages: list[Damage] = []
-
-    def partition(self, topic: str, index: int) -> Partition | None:
-        return cast("Partition | None", self.replicas.get((topic, index)))
-
-    async def run_blocking(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
 @dataclass
@@ -50,6 +31,31 @@ class Replica:
     log_start_offset: int = 0
     log_end_offset: int = 0
     high_watermark: int = 0
+
+
+@dataclass
+class FakeBroker:
+    image: ClusterImage | None = None
+    controller_id: int = -1
+    is_ready: bool = False
+    damages: Sequence[Damage] = ()
+    replicas: dict[tuple[str, int], Replica] = field(default_factory=dict)
+
+    def partition(self, topic: str, index: int) -> Partition | None:
+        return cast("Partition | None", self.replicas.get((topic, index)))
+
+
+class Node(NodeView):
+    """A node as the application sees it."""
+
+    broker: Any
+
+    def __init__(self) -> None:
+        metrics = Metrics()
+        traces = TraceRing(2, 100, lambda: 1_700_000_000_000.0, metrics)
+        runtime = SimpleNamespace(node_id=2, metrics=metrics, traces=traces, run_blocking=asyncio.to_thread)
+        super().__init__(cast(Runtime, runtime))
+        self.broker = FakeBroker()
 
 
 def broker(node_id: int, *, is_fenced: bool = False) -> BrokerImage:
@@ -110,7 +116,7 @@ def served(work: Callable[[Node, int], Awaitable[None]]) -> Callable[[], None]:
 async def test_a_node_is_alive_before_it_is_ready(node: Node, port: int) -> None:
     assert (await get(port, "/healthz"))[0] == 200
     assert (await get(port, "/readyz"))[0] == 503
-    node.is_ready = True
+    node.broker.is_ready = True
     assert await get(port, "/readyz") == (200, "ready\n")
 
 
@@ -131,8 +137,8 @@ async def test_an_unknown_path_returns_404_and_post_returns_405(node: Node, port
 @served
 async def test_the_cluster_endpoint_returns_the_metadata_of_this_node(node: Node, port: int) -> None:
     assert (await get_json(port, "/api/cluster"))[0] == 503
-    node.image = three_nodes_one_of_them_fenced()
-    node.controller_id = 1
+    node.broker.image = three_nodes_one_of_them_fenced()
+    node.broker.controller_id = 1
     status, view = await get_json(port, "/api/cluster")
     assert status == 200
     assert (view["node_id"], view["controller"], view["version"], view["cluster_id"]) == (2, 1, 9, "c")
@@ -152,18 +158,18 @@ async def test_the_cluster_endpoint_returns_the_metadata_of_this_node(node: Node
 
 @served
 async def test_an_unknown_controller_is_null(node: Node, port: int) -> None:
-    node.image = three_nodes_one_of_them_fenced()
+    node.broker.image = three_nodes_one_of_them_fenced()
     assert (await get_json(port, "/api/cluster"))[1]["controller"] is None
 
 
 @served
 async def test_topics_are_listed_and_described_with_the_offsets_of_this_node(node: Node, port: int) -> None:
-    node.image = three_nodes_one_of_them_fenced()
-    node.replicas[("orders", 1)] = Replica(3, 10, 8)
+    node.broker.image = three_nodes_one_of_them_fenced()
+    node.broker.replicas[("orders", 1)] = Replica(3, 10, 8)
     (listed,) = (await get_json(port, "/api/topics"))[1]["topics"]
     assert (listed["name"], listed["partitions"], listed["replication_factor"]) == ("orders", 3, 3)
     assert (await get_json(port, "/api/topics/orders"))[0] == 503
-    node.is_ready = True
+    node.broker.is_ready = True
     status, topic = await get_json(port, "/api/topics/orders")
     assert (status, topic["name"], topic["id"], topic["node"]) == (200, "orders", str(UUID(int=7)), 2)
     assert topic["configs"] == {"retention.ms": "1000"}
@@ -182,8 +188,8 @@ async def test_topics_are_listed_and_described_with_the_offsets_of_this_node(nod
 
 @served
 async def test_damages_of_this_node_are_listed_with_their_outcome_newest_first(node: Node, port: int) -> None:
-    node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
-    node.damages = [
+    node.broker.image, node.broker.is_ready = three_nodes_one_of_them_fenced(), True
+    node.broker.damages = [
         Damage("orders", 1, 50, "scrub", "segment 50: its file is missing", 1000, "healed", "", ("/d/x",), 2000),
         Damage("payments", 0, 7, "read", "a batch is not what was written", 3000, waits_for="nobody has it"),
     ]
@@ -210,10 +216,45 @@ async def test_damages_of_this_node_are_listed_with_their_outcome_newest_first(n
 
 @served
 async def test_an_unknown_topic_returns_404_and_an_error_message(node: Node, port: int) -> None:
-    node.image = three_nodes_one_of_them_fenced()
+    node.broker.image = three_nodes_one_of_them_fenced()
     status, answer = await get_json(port, "/api/topics/payments")
     assert status == 404
     assert "payments" in answer["error"]
+
+
+@served
+async def test_an_invalid_request_returns_an_error_with_advice(node: Node, port: int) -> None:
+    node.broker.image, node.broker.is_ready = three_nodes_one_of_them_fenced(), True
+    for path, status, advice in (
+        ("topics/nothing/batches?partition=0", 404, "/api/topics"),
+        ("topics/orders/batches", 400, "partition=N"),
+        ("topics/orders/batches?partition=7", 404, "partition=0 to 2"),
+        ("topics/orders/batches?partition=one", 400, "not a whole number"),
+        ("topics/orders/batches?partition=0&from=-1", 400, "0 or more"),
+        ("topics/orders/batches?partition=0&limit=0", 400, "1 to 5000"),
+        ("topics/orders/batches?partition=0&limit=99999999999999999999", 400, "1 to 5000"),
+        ("topics/orders/batches?partition=0&own=-1", 400, "pass 0 or 1"),
+        ("topics/orders/batches?partition=0&form=3", 400, "parameter form: use partition, from, to, limit, own"),
+        ("topics/nothing/messages?partition=0", 404, "/api/topics"),
+        ("topics/orders/messages", 400, "partition=N"),
+        ("topics/orders/messages?partition=0&own=2", 400, "pass 0 or 1"),
+        ("topics/orders/messages?partition=3", 404, "partition=0 to 2"),
+        ("topics/orders/messages?partition=0&offset=1&time=1", 400, "one of them"),
+        ("topics/orders/messages?partition=0&offset=first", 400, "not a whole number"),
+        ("topics/orders/messages?partition=0&limit=501", 400, "1 to 500"),
+        ("topics/orders/messages?partition=0&off=1", 400, "unknown parameter off"),
+        ("traces?after=-1", 400, "0 or more"),
+        ("traces?after=1&last=1", 400, "one of them"),
+        ("traces?limit=5001", 400, "1 to 5000"),
+        ("traces?since=1", 400, "unknown parameter since"),
+        ("doctor/nothing", 404, "/api/topics"),
+        ("doctor/orders?seconds=0", 400, "1 to 60"),
+        ("doctor/orders?second=1", 400, "unknown parameter second"),
+        (f"events?topic={'x' * 1001}", 400, "at most 1000"),
+    ):
+        answered, body = await get_json(port, f"/api/{path}")
+        assert (path, answered) == (path, status)
+        assert advice in body["error"]
 
 
 @served
@@ -243,8 +284,8 @@ def test_a_server_that_never_started_frees_its_port() -> None:
 @served
 async def test_invalid_names_and_numbers_return_a_one_line_error(node: Node, port: int) -> None:
     odd = ("%00", "%FF%FE", "a%0d%0ab", "..%2f..%2fetc", "%F0%9F%90%9F", "x" * 5000, "-", "+1", "1e3", "0x1", "%20")
-    node.image = three_nodes_one_of_them_fenced()
-    node.is_ready = True
+    node.broker.image = three_nodes_one_of_them_fenced()
+    node.broker.is_ready = True
     for name in odd:
         for path in (
             f"/api/topics/{name}",

@@ -47,20 +47,3 @@ def test_every_node_lists_the_batches_of_the_leader(chronik_cluster: TestCluster
         ranged = get(node.http, f"/api/topics/{topic}/batches?partition=0&from=2&to=5")[1]
         assert [batch["base_offset"] for batch in ranged["batches"]] == [1, 4]
         assert get(node.http, f"/api/topics/{topic}/batches?partition=0&from=11")[1]["batches"] == []
-
-
-def test_an_invalid_request_returns_an_error_with_advice(chronik_cluster: TestCluster) -> None:
-    topic = chronik_cluster.topic(partitions=1)
-    for path, status, says in (
-        ("nothing/batches?partition=0", 404, "/api/topics"),
-        (f"{topic}/batches", 400, "partition=N"),
-        (f"{topic}/batches?partition=7", 404, "partition=0 to 0"),
-        (f"{topic}/batches?partition=one", 400, "not a whole number"),
-        (f"{topic}/batches?partition=0&from=-1", 400, "0 or more"),
-        (f"{topic}/batches?partition=0&limit=0", 400, "1 to 5000"),
-        (f"{topic}/batches?partition=0&limit=99999999999999999999", 400, "1 to 5000"),
-        (f"{topic}/batches?partition=0&form=3", 400, "unknown parameter form: use partition, from, to, limit, own"),
-    ):
-        answered, body = get(chronik_cluster.nodes[0].http, f"/api/topics/{path}")
-        assert (path, answered) == (path, status)
-        assert says in body["error"]

@@ -50,25 +50,6 @@ def test_every_node_returns_records_by_offset_and_by_time(chronik_cluster: TestC
         assert offsets("&offset=99") == ([], None)
 
 
-def test_an_invalid_request_returns_an_error_with_advice(chronik_cluster: TestCluster) -> None:
-    topic = chronik_cluster.topic(partitions=2)
-    address = chronik_cluster.nodes[0].http
-    for path, status, says in (
-        ("nothing/messages?partition=0", 404, "/api/topics"),
-        (f"{topic}/messages", 400, "partition=N"),
-        (f"{topic}/messages?partition=0&own=2", 400, "pass 0 or 1"),
-        (f"{topic}/batches?partition=0&own=-1", 400, "pass 0 or 1"),
-        (f"{topic}/messages?partition=2", 404, "partition=0 to 1"),
-        (f"{topic}/messages?partition=0&offset=1&time=1", 400, "one of them"),
-        (f"{topic}/messages?partition=0&offset=first", 400, "not a whole number"),
-        (f"{topic}/messages?partition=0&limit=501", 400, "1 to 500"),
-        (f"{topic}/messages?partition=0&off=1", 400, "unknown parameter off"),
-    ):
-        answered, body = get(address, f"/api/topics/{path}")
-        assert (path, answered) == (path, status)
-        assert says in body["error"]
-
-
 def test_a_node_returns_its_own_records_if_the_leader_does_not_answer(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1)
     put(chronik_cluster.bootstrap, topic, 0, batch_of([b"kept"]))

@@ -64,8 +64,8 @@ async def test_the_description_states_names_bounds_and_defaults_of_parameters(no
 async def test_answers_of_a_cluster_with_problems_match_the_description(node: Node, port: int) -> None:
     _, description = await get_json(port, "/api/openapi.json")
     check(description, "/api/cluster", *await get_json(port, "/api/cluster"))
-    node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
-    node.damages = [Damage("orders", 1, 50, "scrub", "its file is missing", 1000, "healed", "", ("/d/x",), 2000)]
+    node.broker.image, node.broker.is_ready = three_nodes_one_of_them_fenced(), True
+    node.broker.damages = [Damage("orders", 1, 50, "scrub", "its file is missing", 1000, "healed", "", ("/d/x",), 2000)]
     for path in ("/api/cluster", "/api/topics"):
         check(description, path, *await get_json(port, path))
     _, topic = await get_json(port, "/api/topics/orders")

@@ -150,7 +150,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.storage.errors import DataFolderError
         from chronik.storage.slow_disk import SlowDisk
         from chronik.web.app import create_app
-        from chronik.web.node_view import LocalNode
+        from chronik.web.node_view import NodeView
         from chronik.web.server import WebServer
 
     log = make_logger(LogLines(partial(os.write, sys.stderr.fileno())), wall_ms, config.levels, node=config.node_id)
@@ -170,7 +170,7 @@ async def run_node(config: NodeConfig) -> int:
         environment = replace(environment, disk=slow, open_raft_store=partial(SlowRaftStore, slow))
     http = config.advertised_http(http_socket.getsockname()[1])
     runtime = Runtime.make(config, environment, Metrics(), log)
-    node = LocalNode(runtime)
+    node = NodeView(runtime)
     try:
         web = WebServer(create_app(node), http_socket)
         await web.start()  # before recovery, which may be slow: /healthz reports alive, /readyz not ready

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError, ConnectionLost
@@ -70,6 +70,20 @@ class Brokers:
     async def _node_connection(self, node: int) -> Connection:
         address = self.addresses[node]
         return await self._connection(address, timeout_s=self._timeout_s(address))
+
+    async def _call_all(self, key: ApiKey, values: Callable[[int], Mapping[str, object]]) -> dict[int, Any]:
+        """Return the answers of all brokers, by node id. Brokers that do not answer are omitted."""
+
+        async def call(node: int) -> Any:
+            try:
+                connection = await self._node_connection(node)
+                return await connection.call(key, values(node), timeout_s=REQUEST_TIMEOUT_S)
+            except ClientError:
+                return None
+
+        nodes = list(self.addresses)
+        answers = await asyncio.gather(*(call(node) for node in nodes))
+        return {node: answer for node, answer in zip(nodes, answers, strict=True) if answer is not None}
 
     # -- metadata ------------------------------------------------------------------------------------------------------
 
@@ -167,17 +181,9 @@ class Brokers:
 
     async def groups(self) -> list[str]:
         """Return the names of all groups that the responding brokers coordinate."""
-        answers = await asyncio.gather(*(self._list_groups(node) for node in self.addresses))
-        return sorted({name for names in answers for name in names})
-
-    async def _list_groups(self, node: int) -> list[str]:
-        try:
-            connection = await self._node_connection(node)
-            values: dict[str, list[str]] = {"states_filter": [], "types_filter": []}
-            answer = await connection.call(ApiKey.LIST_GROUPS, values, timeout_s=REQUEST_TIMEOUT_S)
-        except ClientError:
-            return []
-        return [group.group_id for group in answer.groups]
+        values: dict[str, list[str]] = {"states_filter": [], "types_filter": []}
+        answers = await self._call_all(ApiKey.LIST_GROUPS, lambda node: values)
+        return sorted({group.group_id for answer in answers.values() for group in answer.groups})
 
     # -- probe fetch ---------------------------------------------------------------------------------------------------
 
@@ -193,23 +199,18 @@ class Brokers:
 
     async def http_addresses(self) -> dict[int, str]:
         """Return the HTTP address in each broker's configuration. Brokers that are not Chronik have none."""
-        nodes = list(self.addresses)
-        addresses = await asyncio.gather(*(self._http_address(node) for node in nodes))
-        return {node: http for node, http in zip(nodes, addresses, strict=True) if http}
 
-    async def _http_address(self, node: int) -> str:
-        resource = {
-            "resource_type": BROKER_RESOURCE,
-            "resource_name": str(node),
-            "configuration_keys": ["listen.http"],
+        def values(node: int) -> dict[str, object]:
+            keys = ["listen.http"]
+            resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(node), "configuration_keys": keys}
+            return {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+
+        return {
+            node: entry.value
+            for node, answer in (await self._call_all(ApiKey.DESCRIBE_CONFIGS, values)).items()
+            for entry in answer.results[0].configs
+            if entry.name == "listen.http" and entry.value
         }
-        try:
-            connection = await self._node_connection(node)
-            values = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
-            answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=REQUEST_TIMEOUT_S)
-        except ClientError:
-            return ""
-        return next((entry.value or "" for entry in answer.results[0].configs if entry.name == "listen.http"), "")
 
 
 async def list_offsets(

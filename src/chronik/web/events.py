@@ -109,35 +109,25 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(_body(b"retry: %d\n\n" % RECONNECT_MS))
         listener = self._hub.listen(self._feeds)
-        gone = asyncio.ensure_future(_disconnected(receive))
+        disconnected = asyncio.ensure_future(_close_on_disconnect(receive, listener))
         try:
-            while (lines := await _take_unless(gone, listener)) is not None:
+            while (lines := await listener.take()) is not None:
                 # A reader that disappeared without closing its connection keeps its slot at most this long.
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await send(_body(lines))
-            if not gone.done():
+            if not disconnected.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             return
         finally:
-            gone.cancel()
+            disconnected.cancel()
             self._hub.leave(listener)
 
 
-async def _take_unless(gone: asyncio.Future[None], listener: Listener) -> bytes | None:
-    """Return the listener's pending events, or None if the reader disconnects first."""
-    taking = asyncio.ensure_future(listener.take())
-    either: list[asyncio.Future[Any]] = [gone, taking]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if gone.done():
-        taking.cancel()
-        return None
-    return await taking
-
-
-async def _disconnected(receive: Receive) -> None:
+async def _close_on_disconnect(receive: Receive, listener: Listener) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    listener.close()
 
 
 def _body(data: bytes) -> dict[str, Any]:

@@ -1,56 +1,21 @@
-"""The interface to a node that this package needs, and lookups of topics, partitions and leaders."""
+"""The state of a node that this package needs, and lookups of topics, partitions and leaders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.broker import Broker
 from chronik.node.replicas.damage import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
-from chronik.observe.metrics import Metrics
-from chronik.observe.traces import TraceRing
 from chronik.web.answers import Refusal
-
-T = TypeVar("T")
 
 NOT_READY = "starting, stopping or disconnected from the controller"
 
 
-class NodeView(Protocol):
-    """A node's state, as seen from its event loop."""
-
-    @property
-    def node_id(self) -> int: ...
-
-    @property
-    def image(self) -> ClusterImage | None:
-        """None until the node has opened its data directory."""
-
-    @property
-    def controller_id(self) -> int: ...
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def traces(self) -> TraceRing: ...
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    @property
-    def damages(self) -> Sequence[Damage]: ...
-
-    def partition(self, topic: str, index: int) -> Partition | None: ...
-
-    async def run_blocking(self, call: Callable[[], T]) -> T: ...
-
-
-class LocalNode:
-    """The node of this process. It is served before it has opened its data directory; `broker` is set after that."""
+class NodeView:
+    """The node of this process, as seen from its event loop. `broker` is None until the data directory is open."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.node_id = runtime.node_id
