@@ -13,7 +13,7 @@ from chronik.doctor.diagnosis import Verdict
 from chronik.doctor.observations import (
     DOCTOR_CLIENT_ID,
     DamageSeen,
-    FetchProbe,
+    Fetch,
     GroupSample,
     Member,
     Observations,
@@ -36,7 +36,7 @@ def healthy(times_s: Sequence[float] = TIMES_S, partitions: int = 3) -> Observat
             PartitionSample(at_s, partition % 3 + 1, REPLICAS, REPLICAS, 0, int(at_s * 100) + 95, int(at_s * 100) + 100)
             for at_s in times_s
         ]
-        seen.fetches += [FetchProbe(at_s, partition, partition % 3 + 1, 0, 3.0) for at_s in times_s]
+        seen.fetches += [Fetch(at_s, partition, partition % 3 + 1, 0, 3.0) for at_s in times_s]
     seen.rejections = [RejectionSample(at_s, {}) for at_s in (times_s[0], times_s[-1] / 2, times_s[-1])]
     return seen
 
@@ -194,9 +194,9 @@ def test_records_appended_just_before_the_last_sample_are_no_stalled_watermark()
 def test_fetches_that_take_seconds_with_records_available_hang() -> None:
     seen = healthy()
     seen.fetches = [
-        FetchProbe(0, 2, 3, 17, 2_500.0),
-        FetchProbe(3, 2, 3, 17, 1_900.0, is_over=False),
-        FetchProbe(0, 0, 1, 0, 4.0),
+        Fetch(0, 2, 3, 17, 2_500.0),
+        Fetch(3, 2, 3, 17, 1_900.0, is_over=False),
+        Fetch(0, 0, 1, 0, 4.0),
     ]
     diagnosis = judge(seen)
     assert diagnosis.verdict == "fetch-hang"
@@ -208,9 +208,9 @@ def test_fetches_that_take_seconds_with_records_available_hang() -> None:
 
 def test_a_single_slow_fetch_or_a_slow_machine_is_no_hang() -> None:
     seen = healthy()
-    seen.fetches = [FetchProbe(0, 2, 3, 17, 2_500.0), FetchProbe(1, 2, 3, 17, 90.0)]
+    seen.fetches = [Fetch(0, 2, 3, 17, 2_500.0), Fetch(1, 2, 3, 17, 90.0)]
     assert judge(seen).verdict == "healthy"
-    seen.fetches = [FetchProbe(0, 2, 3, 17, 2_500.0), FetchProbe(1, 2, 3, 17, 2_500.0)]
+    seen.fetches = [Fetch(0, 2, 3, 17, 2_500.0), Fetch(1, 2, 3, 17, 2_500.0)]
     change(seen, 2, answer_ms=900.0)
     assert judge(seen).verdict == "healthy"
 
@@ -358,7 +358,7 @@ def everything() -> Observations:
     seen = healthy(LONG_S, partitions=8)
     change(seen, 0, leader=-1, log_end_offset=None, high_watermark=None, error="the metadata names no leader")
     change(seen, 1, high_watermark=10)
-    seen.fetches = [FetchProbe(0, 2, 3, 0, 5_000.0), FetchProbe(6, 2, 3, 0, 5_000.0)]
+    seen.fetches = [Fetch(0, 2, 3, 0, 5_000.0), Fetch(6, 2, 3, 0, 5_000.0)]
     seen.rejections = [RejectionSample(at_s, {(1, 3): int(at_s) * 10}) for at_s in (0, 6, 12)]
     members = (Member("a", "stuck", "h", (4,)), Member("b", "uneven", "h", (5, 6)))
     seen.groups["g"] = [GroupSample(at_s, "Stable", members, {4: 1, 5: 1, 6: int(at_s) * 10}) for at_s in LONG_S]

@@ -20,7 +20,7 @@ from chronik.doctor.consumption import COMMITS_S, needs_longer
 from chronik.doctor.diagnosis import Diagnosis
 from chronik.doctor.observations import (
     DOCTOR_CLIENT_ID,
-    FetchProbe,
+    Fetch,
     GroupSample,
     Member,
     Observations,
@@ -68,7 +68,7 @@ class Examination:
         self._groups: tuple[str, ...] = () if group is None else (group,)
         self._nodes: ChronikNodes | None = None
         self._probes: dict[int, asyncio.Task[None]] = {}
-        self._open_probes: dict[int, FetchProbe] = {}
+        self._open_probes: dict[int, Fetch] = {}
 
     @property
     def _now_s(self) -> float:
@@ -215,7 +215,7 @@ class Examination:
             sample = self.seen.partitions[partition][-1]
             offset = self._probe_offset(partition, sample)
             if offset is not None and sample.leader in self._brokers.addresses:
-                probe = FetchProbe(self._now_s, partition, sample.leader, offset, 0.0, is_over=False)
+                probe = Fetch(self._now_s, partition, sample.leader, offset, 0.0, is_over=False)
                 self._open_probes[partition] = probe
                 try:
                     await self._brokers.fetch(sample.leader, self._topic, partition, offset, PROBE_TIMEOUT_S)
@@ -227,7 +227,7 @@ class Examination:
                 del self._open_probes[partition]
             await asyncio.sleep(PROBE_INTERVAL_S)
 
-    def _timed(self, probe: FetchProbe, *, is_over: bool) -> FetchProbe:
+    def _timed(self, probe: Fetch, *, is_over: bool) -> Fetch:
         return replace(probe, elapsed_ms=(self._now_s - probe.at_s) * 1000, is_over=is_over)
 
     def _probe_offset(self, partition: int, sample: PartitionSample) -> int | None:

@@ -7,10 +7,9 @@ slow overall, a fetch must take at least a second and several times as long as a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from chronik.doctor.diagnosis import Evidence, Finding, listed
-from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Fetch, Observations
 from chronik.observe.traces import FetchServed, FetchStarted, WatermarkSeen
 
 HANG_MS = 1_000.0
@@ -21,19 +20,11 @@ SMOOTH_MS = 100.0
 UNNAMED_CLIENT = "a client without a name"
 
 
-class SlowFetch(NamedTuple):
-    partition: int
-    node: int
-    offset: int
-    elapsed_ms: float
-    is_over: bool
-    client: str
-
-
 def fetch_hang(seen: Observations) -> Finding:
-    by_partition: dict[int, list[SlowFetch]] = {}
-    for slow in (*_slow_probes(seen), *_slow_traced(seen)):
-        by_partition.setdefault(slow.partition, []).append(slow)
+    by_partition: dict[int, list[Fetch]] = {}
+    for fetch in (*seen.fetches, *_traced_fetches(seen)):
+        if fetch.elapsed_ms >= _hang_ms(seen, fetch.partition):
+            by_partition.setdefault(fetch.partition, []).append(fetch)
     evidence: list[Evidence] = []
     for partition, fetches in sorted(by_partition.items()):
         if len(fetches) < SLOW_MIN:
@@ -64,14 +55,8 @@ def fetch_hang(seen: Observations) -> Finding:
     )
 
 
-def _slow_probes(seen: Observations) -> Iterator[SlowFetch]:
-    for probe in seen.fetches:
-        if probe.elapsed_ms >= _hang_ms(seen, probe.partition):
-            yield SlowFetch(probe.partition, probe.node, probe.offset, probe.elapsed_ms, probe.is_over, "the doctor")
-
-
-def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
-    """Yield consumers' own fetches that found records at once but took long to return them."""
+def _traced_fetches(seen: Observations) -> Iterator[Fetch]:
+    """Yield consumers' own fetches that found records at once."""
     started: dict[tuple[int, int, int], FetchStarted] = {}
     had_records: set[tuple[int, int, int]] = set()
     for event in seen.traces:
@@ -87,17 +72,17 @@ def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
         elif isinstance(event, FetchServed):
             key = (event.node, event.fetch, event.partition)
             begun = started.pop(key, None)
-            if begun is not None and key in had_records and event.elapsed_ms >= _hang_ms(seen, event.partition):
-                yield _traced(begun, event.elapsed_ms, is_over=True)
+            if begun is not None and key in had_records:
+                yield _traced(seen, begun, event.elapsed_ms, is_over=True)
     for key, begun in started.items():
-        elapsed_ms = seen.ago_s(begun) * 1000
-        if key in had_records and elapsed_ms >= _hang_ms(seen, begun.partition):
-            yield _traced(begun, elapsed_ms, is_over=False)
+        if key in had_records:
+            yield _traced(seen, begun, seen.ago_s(begun) * 1000, is_over=False)
 
 
-def _traced(begun: FetchStarted, elapsed_ms: float, *, is_over: bool) -> SlowFetch:
+def _traced(seen: Observations, begun: FetchStarted, elapsed_ms: float, *, is_over: bool) -> Fetch:
+    at_s = seen.seconds - seen.ago_s(begun)
     client = begun.client_id or UNNAMED_CLIENT
-    return SlowFetch(begun.partition, begun.node, begun.offset, elapsed_ms, is_over, client)
+    return Fetch(at_s, begun.partition, begun.node, begun.offset, elapsed_ms, is_over, client)
 
 
 def _hang_ms(seen: Observations, partition: int) -> float:

@@ -23,7 +23,7 @@ ERRORS = {
 
 
 class Endpoint(NamedTuple):
-    """A path of the API. `answer` is the type of its body, and `content` describes the body in words.
+    """A path of the API, and the type of the body that it returns.
 
     If `parameters` is None, all parameters are ignored. Otherwise unknown and invalid ones are rejected.
     """
@@ -32,11 +32,18 @@ class Endpoint(NamedTuple):
     handle: Callable[[Parameters], Awaitable[object]]
     """Returns a response, or the value or the bytes of a JSON body."""
     summary: str
-    content: str
-    answer: type
+    answer: type = str
     parameters: tuple[Parameter, ...] | None = ()
-    errors: tuple[int, ...] = (503,)
     media_type: str = JSON
+    is_always_available: bool = False
+
+    @property
+    def errors(self) -> list[int]:
+        """The statuses of its error responses."""
+        errors = [] if self.parameters is None else [400]
+        if "{name" in self.path:
+            errors.append(404)
+        return errors if self.is_always_available else [*errors, 503]
 
 
 def describe(endpoints: Sequence[Endpoint]) -> OpenApi:
@@ -80,8 +87,8 @@ def _name_traces(schemas: dict[str, Any]) -> None:
 
 
 def _path(endpoint: Endpoint, answer: dict[str, Any]) -> dict[str, Any]:
-    responses = {"200": _response(endpoint.content, endpoint.media_type, answer)}
-    for status in endpoint.errors if endpoint.parameters is None else (400, *endpoint.errors):
+    responses = {"200": _response(endpoint.summary, endpoint.media_type, answer)}
+    for status in endpoint.errors:
         name, _ = ERRORS[status]
         response = {"$ref": f"#/components/responses/{name}"}
         if endpoint.media_type == PLAIN_TEXT:
