@@ -312,7 +312,7 @@ def test_an_empty_group_is_reported_only_if_it_is_requested() -> None:
     seen.groups["g"] = [GroupSample(at_s, "Empty", (), {0: 40}) for at_s in LONG_S]
     assert judge(seen).verdict == "healthy"
     assert not needs_longer(seen)
-    seen.asked_group = "g"
+    seen.requested_group = "g"
     diagnosis = judge(seen)
     assert diagnosis.verdict == "consumer-stopped"
     assert "Start its consumers" in diagnosis.next_step

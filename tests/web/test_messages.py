@@ -22,8 +22,8 @@ def test_every_node_returns_records_by_offset_and_by_time(chronik_cluster: TestC
     )
     leader = chronik_cluster.leader(topic)
     for node in chronik_cluster.nodes:
-        asked = f"/api/topics/{topic}/messages?partition=0"
-        status, page = get(node.http, asked)
+        path = f"/api/topics/{topic}/messages?partition=0"
+        status, page = get(node.http, path)
         assert (status, page["node"], page["source"], page["high_watermark"]) == (200, leader, "leader", 5)
         assert [message["offset"] for message in page["messages"]] == [0, 1, 2, 3, 4]
         assert page["next"] is None
@@ -37,8 +37,8 @@ def test_every_node_returns_records_by_offset_and_by_time(chronik_cluster: TestC
         assert missing["value"] is None
         assert (last["timestamp_ms"], last["timestamp_type"]) == (NOW_MS + 1001, "CreateTime")
 
-        def offsets(parameters: str, asked: str = asked, node: object = node.http) -> tuple[list[int], int | None]:
-            status, page = get(node, asked + parameters)
+        def offsets(parameters: str, path: str = path, node: object = node.http) -> tuple[list[int], int | None]:
+            status, page = get(node, path + parameters)
             assert status == 200
             return [message["offset"] for message in page["messages"]], page["next"]
 

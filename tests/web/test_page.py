@@ -189,10 +189,10 @@ def test_the_page_derives_stall_windows_from_traces(
         event("fetch-served", 9_000, fetch=8, elapsed_ms=2_000, client_id="stuck", offset=12),
     ]
     page = open_page(chronik_cluster.nodes[0].http)
-    found = page.evaluate("async (events) => (await import('/page/stalls.js')).tracedWindows(events)", events)
-    assert [(window["from"], window["to"]) for window in found] == [(2_000, 5_500), (4_000, 5_520), (7_000, 9_000)]
-    assert "stuck at 5, then rose to 10 (isr-change)" in found[0]["what"]
-    assert "fetch of stuck at 12 took 2000 ms on node 1" in found[2]["what"]
+    windows = page.evaluate("async (events) => (await import('/page/stalls.js')).tracedWindows(events)", events)
+    assert [(window["from"], window["to"]) for window in windows] == [(2_000, 5_500), (4_000, 5_520), (7_000, 9_000)]
+    assert "stuck at 5, then rose to 10 (isr-change)" in windows[0]["what"]
+    assert "fetch of stuck at 12 took 2000 ms on node 1" in windows[2]["what"]
 
 
 def test_the_page_requests_nothing_from_other_hosts_and_is_in_the_wheel() -> None:

@@ -54,7 +54,7 @@ def needs_longer(seen: Observations) -> bool:
 def _is_judged(seen: Observations, group: str, samples: Sequence[GroupSample]) -> bool:
     """Decide whether to judge a group. Without members it has ended, unless it was requested or still commits."""
     is_empty = not samples[-1].members
-    return group == seen.asked_group or not is_empty or bool(progress_of(seen, samples).advancing)
+    return group == seen.requested_group or not is_empty or bool(progress_of(seen, samples).advancing)
 
 
 def consumer_stopped(seen: Observations) -> Finding:

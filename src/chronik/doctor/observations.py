@@ -93,10 +93,10 @@ class DamageSeen:
 
 @dataclass(slots=True)
 class Observations:
-    """Everything observed so far. `asked_group` is the requested group, if any."""
+    """Everything observed so far. `requested_group` is None unless the caller named a group."""
 
     topic: str
-    asked_group: str | None = None
+    requested_group: str | None = None
     seconds: float = 0.0
     min_insync_replicas: int | None = None
     silent_nodes: Mapping[int, str] = field(default_factory=dict)

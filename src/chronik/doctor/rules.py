@@ -256,7 +256,7 @@ def judge(seen: Observations) -> Diagnosis:
         (*finding.evidence, *_damages(seen)),
         partitions,
         also=tuple(other.verdict for other in findings[1:]),
-        group=seen.asked_group,
+        group=seen.requested_group,
         seconds=round(seen.seconds, 1),
         notes=tuple(seen.notes),
     )
