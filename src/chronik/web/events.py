@@ -125,9 +125,11 @@ class EventStream(Response):
 
 
 async def _close_on_disconnect(receive: Receive, listener: Listener) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    listener.close()
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    finally:
+        listener.close()
 
 
 def _body(data: bytes) -> dict[str, Any]:
