@@ -15,7 +15,7 @@ T = TypeVar("T")
 DATE = "Date: Thu, 01 Jan 1970 00:01:00 GMT\r\n"
 
 
-def asked(answer: bytes | None, ask: Callable[[str], Awaitable[T]]) -> tuple[T | HttpError, list[str]]:
+def request_once(answer: bytes | None, ask: Callable[[str], Awaitable[T]]) -> tuple[T | HttpError, list[str]]:
     """Run `ask` against a server that sends one answer (None: no answer); return the result and its requests."""
     requests: list[str] = []
     serving: list[asyncio.Task[None] | None] = []
@@ -46,7 +46,7 @@ def asked(answer: bytes | None, ask: Callable[[str], Awaitable[T]]) -> tuple[T |
 
 def test_a_response_includes_the_nodes_clock() -> None:
     body = b'{"a": 1}'
-    answer, requests = asked(
+    answer, requests = request_once(
         f"HTTP/1.1 200 OK\r\n{DATE}\r\n".encode() + body, lambda a: get(a, "/api/x y", after=3, topic=None, limit=5)
     )
     assert not isinstance(answer, HttpError)
@@ -67,7 +67,7 @@ def test_a_response_includes_the_nodes_clock() -> None:
     ],
 )
 def test_an_invalid_response_is_a_one_line_error(answer: bytes | None, reason: str) -> None:
-    outcome, _ = asked(answer, lambda address: get_json(address, "/", 0.2))
+    outcome, _ = request_once(answer, lambda address: get_json(address, "/", 0.2))
     assert isinstance(outcome, HttpError)
     assert reason in str(outcome)
     assert "\n" not in str(outcome)
@@ -88,14 +88,14 @@ def test_trace_pages_resume_after_the_last_event_and_report_node_availability() 
         assert await pages.latest(5) == ()
         assert (pages.answers, pages.has_changed) == (False, True)
         assert await pages.next() == ()
-        assert not pages.has_changed, "it is told once"
+        assert not pages.has_changed, "it is reported once"
         pages.address = address
-        assert [found.n for found in await pages.next()] == [7]
+        assert [event.n for event in await pages.next()] == [7]
         assert (pages.answers, pages.has_changed, pages.clock_ms) == (True, True, 60_000.0)
         await pages.next()
         assert not pages.has_changed
 
-    outcome, requests = asked(page, story)
+    outcome, requests = request_once(page, story)
     assert outcome is None
     assert "after=0" in requests[0]
     assert "after=7" in requests[1]

@@ -46,7 +46,7 @@ def ask(ward: SlowNodes, open_page: OpenPage, expect: Expect) -> Ask:
     def ask(topic: str, group: str | None = None) -> dict[str, Any]:
         page = open_page(ward.running[0].http, f"/#/topics/{topic}", may_fail=True)
         if group is not None:
-            page.get_by_label("Group to look at").select_option(group)
+            page.get_by_label("Group to examine").select_option(group)
         page.get_by_role("button", name="Diagnose").click()
         chosen = () if group is None else ("--group", group)
         outcome = chronik("doctor", topic, "--json", "-b", ward.bootstrap, *chosen, timeout_s=120)

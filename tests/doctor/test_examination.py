@@ -90,6 +90,6 @@ def test_examination_reports_no_leader_if_all_brokers_stop_while_it_runs(tmp_pat
         loop.call_later(1.5, lambda: killing.extend(loop.create_task(nodes.kill(broker)) for broker in brokers))
         diagnosis = await examining
         assert diagnosis.verdict == "no-leader"
-        assert any("no broker told the metadata" in note for note in diagnosis.notes)
+        assert any("no broker returned metadata" in note for note in diagnosis.notes)
 
     play(tmp_path, story)

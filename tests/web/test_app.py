@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -15,32 +16,12 @@ import pytest
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
+from chronik.node.runtime import Runtime
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
-from chronik.web.app import DESCRIPTION, create_app
+from chronik.web.app import create_app
+from chronik.web.node_view import NodeView
 from chronik.web.server import WebServer, bind
-
-T = TypeVar("T")
-
-
-class Node:
-    """A node as the application sees it."""
-
-    def __init__(self) -> None:
-        self.metrics = Metrics()
-        self.traces = TraceRing(2, 100, lambda: 1_700_000_000_000.0, self.metrics)
-        self.is_ready = False
-        self.node_id = 2
-        self.image: ClusterImage | None = None
-        self.controller_id = -1
-        self.replicas: dict[tuple[str, int], Replica] = {}
-        self.damages: list[Damage] = []
-
-    def partition(self, topic: str, index: int) -> Partition | None:
-        return cast("Partition | None", self.replicas.get((topic, index)))
-
-    async def run_blocking(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
 @dataclass
@@ -50,6 +31,31 @@ class Replica:
     log_start_offset: int = 0
     log_end_offset: int = 0
     high_watermark: int = 0
+
+
+@dataclass
+class FakeBroker:
+    image: ClusterImage | None = None
+    controller_id: int = -1
+    is_ready: bool = False
+    damages: Sequence[Damage] = ()
+    replicas: dict[tuple[str, int], Replica] = field(default_factory=dict)
+
+    def partition(self, topic: str, index: int) -> Partition | None:
+        return cast("Partition | None", self.replicas.get((topic, index)))
+
+
+class Node(NodeView):
+    """A node as the application sees it."""
+
+    broker: Any
+
+    def __init__(self) -> None:
+        metrics = Metrics()
+        traces = TraceRing(2, 100, lambda: 1_700_000_000_000.0, metrics)
+        runtime = SimpleNamespace(node_id=2, metrics=metrics, traces=traces, run_blocking=asyncio.to_thread)
+        super().__init__(cast(Runtime, runtime))
+        self.broker = FakeBroker()
 
 
 def broker(node_id: int, *, is_fenced: bool = False) -> BrokerImage:
@@ -89,7 +95,9 @@ async def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
-def served(work: Callable[[Node, int], Awaitable[None]]) -> None:
+def served(work: Callable[[Node, int], Awaitable[None]]) -> Callable[[], None]:
+    """Return a test that runs `work` with a node and the port of its HTTP server."""
+
     async def run() -> None:
         node = Node()
         listener = bind("127.0.0.1", 0)
@@ -101,143 +109,158 @@ def served(work: Callable[[Node, int], Awaitable[None]]) -> None:
         finally:
             await server.stop()
 
-    asyncio.run(run())
+    return lambda: asyncio.run(run())
 
 
-def test_a_node_is_alive_before_it_is_ready() -> None:
-    async def work(node: Node, port: int) -> None:
-        assert (await get(port, "/healthz"))[0] == 200
-        assert (await get(port, "/readyz"))[0] == 503
-        node.is_ready = True
-        assert await get(port, "/readyz") == (200, "ready\n")
-
-    served(work)
+@served
+async def test_a_node_is_alive_before_it_is_ready(node: Node, port: int) -> None:
+    assert (await get(port, "/healthz"))[0] == 200
+    assert (await get(port, "/readyz"))[0] == 503
+    node.broker.is_ready = True
+    assert await get(port, "/readyz") == (200, "ready\n")
 
 
-def test_metrics_are_the_current_metrics_of_this_node() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.metrics.watermark_updates = 41
-        assert "chronik_watermark_updates_total 41.0" in (await get(port, "/metrics"))[1]
-        node.metrics.watermark_updates += 1
-        assert "chronik_watermark_updates_total 42.0" in (await get(port, "/metrics"))[1]
-
-    served(work)
+@served
+async def test_metrics_are_the_current_metrics_of_this_node(node: Node, port: int) -> None:
+    node.metrics.watermark_updates = 41
+    assert "chronik_watermark_updates_total 41.0" in (await get(port, "/metrics"))[1]
+    node.metrics.watermark_updates += 1
+    assert "chronik_watermark_updates_total 42.0" in (await get(port, "/metrics"))[1]
 
 
-def test_an_unknown_path_returns_404_and_post_returns_405() -> None:
-    async def work(node: Node, port: int) -> None:
-        assert (await get(port, "/nothing"))[0] == 404
-        assert (await get(port, "/healthz", method="POST"))[0] == 405
-
-    served(work)
+@served
+async def test_an_unknown_path_returns_404_and_post_returns_405(node: Node, port: int) -> None:
+    assert (await get(port, "/nothing"))[0] == 404
+    assert (await get(port, "/healthz", method="POST"))[0] == 405
 
 
-def test_the_cluster_endpoint_returns_the_metadata_of_this_node() -> None:
-    async def work(node: Node, port: int) -> None:
-        assert (await get_json(port, "/api/cluster"))[0] == 503
-        node.image = three_nodes_one_of_them_fenced()
-        node.controller_id = 1
-        status, view = await get_json(port, "/api/cluster")
-        assert status == 200
-        assert (view["node_id"], view["controller"], view["version"], view["cluster_id"]) == (2, 1, 9, "c")
-        assert [(known["id"], known["state"], known["kafka"]) for known in view["nodes"]] == [
-            (1, "alive", "127.0.0.1:9092"),
-            (2, "alive", "127.0.0.1:9093"),
-            (3, "fenced", "127.0.0.1:9094"),
-        ]
-        assert [(known["leaders"], known["replicas"], known["in_sync"]) for known in view["nodes"]] == [
-            (1, 2, 2),
-            (1, 2, 2),
-            (0, 2, 1),
-        ]
-        assert (view["partitions"], view["under_replicated"], view["leaderless"]) == (3, 1, 1)
-        assert (view["under_replicated_partitions"], view["leaderless_partitions"]) == (["orders-0"], ["orders-2"])
-
-    served(work)
+@served
+async def test_the_cluster_endpoint_returns_the_metadata_of_this_node(node: Node, port: int) -> None:
+    assert (await get_json(port, "/api/cluster"))[0] == 503
+    node.broker.image = three_nodes_one_of_them_fenced()
+    node.broker.controller_id = 1
+    status, view = await get_json(port, "/api/cluster")
+    assert status == 200
+    assert (view["node_id"], view["controller"], view["version"], view["cluster_id"]) == (2, 1, 9, "c")
+    assert [(known["id"], known["state"], known["kafka"]) for known in view["nodes"]] == [
+        (1, "alive", "127.0.0.1:9092"),
+        (2, "alive", "127.0.0.1:9093"),
+        (3, "fenced", "127.0.0.1:9094"),
+    ]
+    assert [(known["leaders"], known["replicas"], known["in_sync"]) for known in view["nodes"]] == [
+        (1, 2, 2),
+        (1, 2, 2),
+        (0, 2, 1),
+    ]
+    assert (view["partitions"], view["under_replicated"], view["leaderless"]) == (3, 1, 1)
+    assert (view["under_replicated_partitions"], view["leaderless_partitions"]) == (["orders-0"], ["orders-2"])
 
 
-def test_an_unknown_controller_is_null() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.image = three_nodes_one_of_them_fenced()
-        assert (await get_json(port, "/api/cluster"))[1]["controller"] is None
-
-    served(work)
+@served
+async def test_an_unknown_controller_is_null(node: Node, port: int) -> None:
+    node.broker.image = three_nodes_one_of_them_fenced()
+    assert (await get_json(port, "/api/cluster"))[1]["controller"] is None
 
 
-def test_topics_are_listed_and_described_with_the_offsets_of_this_node() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.image = three_nodes_one_of_them_fenced()
-        node.replicas[("orders", 1)] = Replica(3, 10, 8)
-        (listed,) = (await get_json(port, "/api/topics"))[1]["topics"]
-        assert (listed["name"], listed["partitions"], listed["replication_factor"]) == ("orders", 3, 3)
-        assert (await get_json(port, "/api/topics/orders"))[0] == 503
-        node.is_ready = True
-        status, topic = await get_json(port, "/api/topics/orders")
-        assert (status, topic["name"], topic["id"], topic["node"]) == (200, "orders", str(UUID(int=7)), 2)
-        assert topic["configs"] == {"retention.ms": "1000"}
-        assert [partition["high_watermark"] for partition in topic["partitions"]] == [None, 8, None]
-        assert topic["partitions"][1] == {
-            "partition": 1,
-            "leader": 2,
-            "epoch": 5,
-            "replicas": [2, 1],
-            "isr": [2, 1],
-            "log_start_offset": 3,
-            "log_end_offset": 10,
-            "high_watermark": 8,
-        }
-
-    served(work)
+@served
+async def test_topics_are_listed_and_described_with_the_offsets_of_this_node(node: Node, port: int) -> None:
+    node.broker.image = three_nodes_one_of_them_fenced()
+    node.broker.replicas[("orders", 1)] = Replica(3, 10, 8)
+    (listed,) = (await get_json(port, "/api/topics"))[1]["topics"]
+    assert (listed["name"], listed["partitions"], listed["replication_factor"]) == ("orders", 3, 3)
+    assert (await get_json(port, "/api/topics/orders"))[0] == 503
+    node.broker.is_ready = True
+    status, topic = await get_json(port, "/api/topics/orders")
+    assert (status, topic["name"], topic["id"], topic["node"]) == (200, "orders", str(UUID(int=7)), 2)
+    assert topic["configs"] == {"retention.ms": "1000"}
+    assert [partition["high_watermark"] for partition in topic["partitions"]] == [None, 8, None]
+    assert topic["partitions"][1] == {
+        "partition": 1,
+        "leader": 2,
+        "epoch": 5,
+        "replicas": [2, 1],
+        "isr": [2, 1],
+        "log_start_offset": 3,
+        "log_end_offset": 10,
+        "high_watermark": 8,
+    }
 
 
-def test_damages_of_this_node_are_listed_with_their_outcome_newest_first() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
-        node.damages = [
-            Damage("orders", 1, 50, "scrub", "segment 50: its file is missing", 1000, "healed", "", ("/d/x",), 2000),
-            Damage("payments", 0, 7, "read", "a batch is not what was written", 3000, waits_for="nobody has it"),
-        ]
-        _, cluster = await get_json(port, "/api/cluster")
-        assert [(each["topic"], each["state"], each["waits_for"]) for each in cluster["damages"]] == [
-            ("payments", "waiting", "nobody has it"),
-            ("orders", "healed", ""),
-        ]
-        _, topic = await get_json(port, "/api/topics/orders")
-        (damage,) = topic["damages"]
-        described = json.loads(DESCRIPTION.read_text())["components"]["schemas"]["Damage"]
-        assert set(damage) == set(described["properties"]) == set(described["required"])
-        assert damage == {
-            "topic": "orders",
-            "partition": 1,
-            "offset": 50,
-            "how": "scrub",
-            "reason": "segment 50: its file is missing",
-            "found_ms": 1000,
-            "state": "healed",
-            "waits_for": "",
-            "set_aside": ["/d/x"],
-            "healed_ms": 2000,
-        }
-
-    served(work)
+@served
+async def test_damages_of_this_node_are_listed_with_their_outcome_newest_first(node: Node, port: int) -> None:
+    node.broker.image, node.broker.is_ready = three_nodes_one_of_them_fenced(), True
+    node.broker.damages = [
+        Damage("orders", 1, 50, "scrub", "segment 50: its file is missing", 1000, "healed", "", ("/d/x",), 2000),
+        Damage("payments", 0, 7, "read", "a batch is not what was written", 3000, waits_for="nobody has it"),
+    ]
+    _, cluster = await get_json(port, "/api/cluster")
+    assert [(each["topic"], each["state"], each["waits_for"]) for each in cluster["damages"]] == [
+        ("payments", "waiting", "nobody has it"),
+        ("orders", "healed", ""),
+    ]
+    _, topic = await get_json(port, "/api/topics/orders")
+    (damage,) = topic["damages"]
+    assert damage == {
+        "topic": "orders",
+        "partition": 1,
+        "offset": 50,
+        "how": "scrub",
+        "reason": "segment 50: its file is missing",
+        "found_ms": 1000,
+        "state": "healed",
+        "waits_for": "",
+        "set_aside": ["/d/x"],
+        "healed_ms": 2000,
+    }
 
 
-def test_an_unknown_topic_returns_404_and_an_error_message() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.image = three_nodes_one_of_them_fenced()
-        status, answer = await get_json(port, "/api/topics/payments")
-        assert status == 404
-        assert "payments" in answer["error"]
-
-    served(work)
+@served
+async def test_an_unknown_topic_returns_404_and_an_error_message(node: Node, port: int) -> None:
+    node.broker.image = three_nodes_one_of_them_fenced()
+    status, answer = await get_json(port, "/api/topics/payments")
+    assert status == 404
+    assert "payments" in answer["error"]
 
 
-def test_all_concurrent_requests_are_answered() -> None:
-    async def work(node: Node, port: int) -> None:
-        answers = await asyncio.gather(*(get(port, "/healthz") for _ in range(50)))
-        assert {status for status, _ in answers} == {200}
+@served
+async def test_an_invalid_request_returns_an_error_with_advice(node: Node, port: int) -> None:
+    node.broker.image, node.broker.is_ready = three_nodes_one_of_them_fenced(), True
+    for path, status, advice in (
+        ("topics/nothing/batches?partition=0", 404, "/api/topics"),
+        ("topics/orders/batches", 400, "partition=N"),
+        ("topics/orders/batches?partition=7", 404, "partition=0 to 2"),
+        ("topics/orders/batches?partition=one", 400, "not a whole number"),
+        ("topics/orders/batches?partition=0&from=-1", 400, "0 or more"),
+        ("topics/orders/batches?partition=0&limit=0", 400, "1 to 5000"),
+        ("topics/orders/batches?partition=0&limit=99999999999999999999", 400, "1 to 5000"),
+        ("topics/orders/batches?partition=0&own=-1", 400, "pass 0 or 1"),
+        ("topics/orders/batches?partition=0&form=3", 400, "parameter form: use partition, from, to, limit, own"),
+        ("topics/nothing/messages?partition=0", 404, "/api/topics"),
+        ("topics/orders/messages", 400, "partition=N"),
+        ("topics/orders/messages?partition=0&own=2", 400, "pass 0 or 1"),
+        ("topics/orders/messages?partition=3", 404, "partition=0 to 2"),
+        ("topics/orders/messages?partition=0&offset=1&time=1", 400, "one of them"),
+        ("topics/orders/messages?partition=0&offset=first", 400, "not a whole number"),
+        ("topics/orders/messages?partition=0&limit=501", 400, "1 to 500"),
+        ("topics/orders/messages?partition=0&off=1", 400, "unknown parameter off"),
+        ("traces?after=-1", 400, "0 or more"),
+        ("traces?after=1&last=1", 400, "one of them"),
+        ("traces?limit=5001", 400, "1 to 5000"),
+        ("traces?since=1", 400, "unknown parameter since"),
+        ("doctor/nothing", 404, "/api/topics"),
+        ("doctor/orders?seconds=0", 400, "1 to 60"),
+        ("doctor/orders?second=1", 400, "unknown parameter second"),
+        (f"events?topic={'x' * 1001}", 400, "at most 1000"),
+    ):
+        answered, body = await get_json(port, f"/api/{path}")
+        assert (path, answered) == (path, status)
+        assert advice in body["error"]
 
-    served(work)
+
+@served
+async def test_all_concurrent_requests_are_answered(node: Node, port: int) -> None:
+    answers = await asyncio.gather(*(get(port, "/healthz") for _ in range(50)))
+    assert {status for status, _ in answers} == {200}
 
 
 def test_bind_fails_if_the_port_is_in_use() -> None:
@@ -258,27 +281,24 @@ def test_a_server_that_never_started_frees_its_port() -> None:
     bind("127.0.0.1", asyncio.run(run())).close()
 
 
-def test_invalid_names_and_numbers_return_a_one_line_error() -> None:
+@served
+async def test_invalid_names_and_numbers_return_a_one_line_error(node: Node, port: int) -> None:
     odd = ("%00", "%FF%FE", "a%0d%0ab", "..%2f..%2fetc", "%F0%9F%90%9F", "x" * 5000, "-", "+1", "1e3", "0x1", "%20")
-
-    async def work(node: Node, port: int) -> None:
-        node.image = three_nodes_one_of_them_fenced()
-        node.is_ready = True
-        for name in odd:
-            for path in (
-                f"/api/topics/{name}",
-                f"/api/topics/{name}/messages?partition=0",
-                f"/api/doctor/{name}",
-                f"/api/topics/orders/messages?partition={name}",
-                f"/api/topics/orders/batches?partition=0&from={name}",
-                f"/api/traces?after={name}",
-                f"/api/events?topics={name}",
-                f"/api/cluster?{name}=1",
-                f"/page/{name}",
-            ):
-                status, answer = await get_json(port, path)
-                assert status in (400, 404), (path, answer)
-                assert "\n" not in answer["error"]
-                assert len(answer["error"]) < 600
-
-    served(work)
+    node.broker.image = three_nodes_one_of_them_fenced()
+    node.broker.is_ready = True
+    for name in odd:
+        for path in (
+            f"/api/topics/{name}",
+            f"/api/topics/{name}/messages?partition=0",
+            f"/api/doctor/{name}",
+            f"/api/topics/orders/messages?partition={name}",
+            f"/api/topics/orders/batches?partition=0&from={name}",
+            f"/api/traces?after={name}",
+            f"/api/events?topics={name}",
+            f"/api/cluster?{name}=1",
+            f"/page/{name}",
+        ):
+            status, answer = await get_json(port, path)
+            assert status in (400, 404), (path, answer)
+            assert "\n" not in answer["error"]
+            assert len(answer["error"]) < 600

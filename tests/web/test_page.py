@@ -12,6 +12,7 @@ from tests.support.eventually import eventually
 from tests.web.support_http import batch_of, put, put_unacknowledged
 
 from chronik.testing.cluster import TestCluster
+from chronik.web.app import PAGE_CONTENT_TYPES, PAGE_FOLDER
 
 SCRIPT = b"<script>window.ran = true</script><img src=x onerror='window.ran = true'>"
 
@@ -29,7 +30,7 @@ def test_the_page_shows_the_cluster_and_new_records_at_once(
     expect(page.get_by_role("heading", level=1)).to_have_text(topic)
     expect(page.locator("tbody tr[data-key^=partition-]")).to_have_count(2)
     page.get_by_role("link", name="Messages").click()
-    expect(page.get_by_text("There is no record from there on.")).to_be_visible()
+    expect(page.get_by_text("There are no records from this position on.")).to_be_visible()
     put(chronik_cluster.bootstrap, topic, 1, batch_of([b'{"order": 12345678901234567890, "items": []}']))
     row = page.locator("ol.messages li")
     expect(row).to_have_count(1)
@@ -78,9 +79,9 @@ def test_the_page_explains_a_stuck_watermark_until_it_advances_again(
     put_unacknowledged(watcher.bootstrap, topic, 0, batch_of([b"waits"] * 7))
     expect(partition).to_contain_text("stalled")
     expect(partition.locator("td[data-label=Lag]")).to_contain_text("7")
-    expect(cluster.locator("#health")).to_contain_text(f"Watermark stands on {topic}")
+    expect(cluster.locator("#health")).to_contain_text(f"Watermark stuck on {topic}")
     stalls = page.get_by_role("region", name="Stall windows")
-    expect(stalls).to_contain_text("watermark stands at 0, the log ends at 7")
+    expect(stalls).to_contain_text("watermark stuck at 0, log end at 7")
     page.route("**/api/doctor/*", lambda route: route.continue_(url=f"{route.request.url}?seconds=3"))
     page.get_by_role("button", name="Diagnose").click()
     verdict = page.get_by_role("status", name="Diagnosis")
@@ -111,7 +112,7 @@ def test_the_page_shows_that_a_node_stops_and_restarts_without_a_reload(
     expect(page.locator("#health")).to_contain_text(f"Node {down.id} is down")
     expect(page.locator(f"tr[data-key='topic-{topic}']")).to_contain_text("under-replicated")
     chronik_cluster.kill(others[1].id)
-    expect(page.locator("#health")).to_contain_text(f"Node {others[0].id} is cut off")
+    expect(page.locator("#health")).to_contain_text(f"Node {others[0].id} is disconnected")
     expect(page.locator("#notice")).to_contain_text("is not serving")
     chronik_cluster.start(others[1].id)
     chronik_cluster.start(down.id)
@@ -188,19 +189,17 @@ def test_the_page_derives_stall_windows_from_traces(
         event("fetch-served", 9_000, fetch=8, elapsed_ms=2_000, client_id="stuck", offset=12),
     ]
     page = open_page(chronik_cluster.nodes[0].http)
-    found = page.evaluate("async (events) => (await import('/page/stalls.js')).tracedWindows(events)", events)
-    assert [(window["from"], window["to"]) for window in found] == [(2_000, 5_500), (4_000, 5_520), (7_000, 9_000)]
-    assert "stood at 5, then rose to 10 (isr-change)" in found[0]["what"]
-    assert "fetch of stuck at 12 took 2000 ms on node 1" in found[2]["what"]
+    windows = page.evaluate("async (events) => (await import('/page/stalls.js')).tracedWindows(events)", events)
+    assert [(window["from"], window["to"]) for window in windows] == [(2_000, 5_500), (4_000, 5_520), (7_000, 9_000)]
+    assert "stuck at 5, then rose to 10 (isr-change)" in windows[0]["what"]
+    assert "fetch of stuck at 12 took 2000 ms on node 1" in windows[2]["what"]
 
 
 def test_the_page_requests_nothing_from_other_hosts_and_is_in_the_wheel() -> None:
-    from chronik.web.page_files import CONTENT_TYPES, FOLDER
-
-    for path in FOLDER.iterdir():
-        assert path.suffix in CONTENT_TYPES, path
+    for path in PAGE_FOLDER.iterdir():
+        assert path.suffix in PAGE_CONTENT_TYPES, path
         text = path.read_text()
         addresses = set(re.findall(r"https?://[^\s\"'`$)]+", text)) - {"http://www.w3.org/2000/svg"}
         assert not addresses, path
         assert "innerHTML" not in text, path
-    assert Path(FOLDER, "index.html").is_file()
+    assert Path(PAGE_FOLDER, "index.html").is_file()

@@ -80,11 +80,11 @@ def test_health_checks_succeed_despite_silent_and_slow_connections(node: Node) -
     with held() as silent, held() as slow:
         for number in range(ROUNDS):
             # Reopen at once every connection that the node closed.
-            for connections, wanted in ((silent, SILENT), (slow, SLOW)):
+            for connections, count in ((silent, SILENT), (slow, SLOW)):
                 for ended in [each for each in connections if not is_open(each)]:
                     ended.close()
                     connections.remove(ended)
-                connections += [connect(node) for _ in range(wanted - len(connections))]
+                connections += [connect(node) for _ in range(count - len(connections))]
             for connection in slow:
                 with contextlib.suppress(OSError):
                     connection.send(HEAD[number : number + 1])
@@ -127,7 +127,7 @@ def test_health_checks_succeed_while_the_request_limit_is_reached() -> None:
     async def play(port: int, release: asyncio.Event) -> None:
         with held() as connections:
             for _ in range(REQUESTS_MAX):
-                connections.append(await asked(port, "/hold"))
+                connections.append(await send_request(port, "/hold"))
             # One request more is rejected; retry, because it may arrive before the last request above.
             async with asyncio.timeout(10):
                 while await first_line(port, "/hold?at-once") != b"HTTP/1.1 503 Service Unavailable":
@@ -148,7 +148,7 @@ def test_the_server_closes_a_connection_whose_client_does_not_read(monkeypatch: 
     async def play(port: int, release: asyncio.Event) -> None:
         with held() as connections:
             before = len(os.listdir("/proc/self/fd"))
-            connections.append(await asked(port, "/large"))
+            connections.append(await send_request(port, "/large"))
             # Both ends are in this process: the server's end appears, and disappears.
             for open_ends in (2, 1):
                 async with asyncio.timeout(10):
@@ -158,7 +158,7 @@ def test_the_server_closes_a_connection_whose_client_does_not_read(monkeypatch: 
     asyncio.run(served(play))
 
 
-async def asked(port: int, path: str) -> socket.socket:
+async def send_request(port: int, path: str) -> socket.socket:
     """Send a request, and return the connection without reading from it."""
     loop = asyncio.get_running_loop()
     client = socket.socket()
@@ -169,7 +169,7 @@ async def asked(port: int, path: str) -> socket.socket:
 
 
 async def first_line(port: int, path: str) -> bytes:
-    with await asked(port, path) as client:
+    with await send_request(port, path) as client:
         received = await asyncio.get_running_loop().sock_recv(client, 1 << 16)
         return received.partition(b"\r\n")[0]
 

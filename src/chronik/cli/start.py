@@ -197,7 +197,7 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         from chronik.storage.disk import RealDisk, machine_boot_id
         from chronik.storage.folder import DataFolderError
         from chronik.web.app import create_app
-        from chronik.web.node_view import LocalNode
+        from chronik.web.node_view import NodeView
         from chronik.web.server import WebServer
 
     log = make_logger(LogLines(partial(os.write, sys.stderr.fileno())), wall_ms, config.levels, node=config.node_id)
@@ -216,7 +216,7 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         environment = adapt(config, environment)
     http = config.advertised_http(http_socket.getsockname()[1])
     runtime = Runtime.make(config, environment, Metrics(), log)
-    node = LocalNode(runtime)
+    node = NodeView(runtime)
     try:
         web = WebServer(create_app(node), http_socket)
         await web.start()  # before recovery, which may be slow: /healthz reports alive, /readyz not ready

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError, ConnectionLost
 from chronik.client.layout import ClusterLayout, layout_of
+from chronik.client.topics import CONSUMER_READER, EARLIEST, LATEST, LOG_END_READER
 from chronik.doctor.observations import DOCTOR_CLIENT_ID
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, write_fetch_request
 
-LATEST, EARLIEST = -1, -2
-CONSUMER, LOG_END_READER = -1, -2
 BROKER_RESOURCE = 4
-ASK_TIMEOUT_S = 1.0
+REQUEST_TIMEOUT_S = 1.0
 FIRST_TIMEOUT_S = 3.0
 SILENT_TIMEOUT_S = 0.3
 FETCH_BYTES = 64 * 1024
@@ -28,7 +27,7 @@ LIST_OFFSETS_AT_MOST = 9
 Address = tuple[str, int]
 
 
-class Told(NamedTuple):
+class ReportedOffsets(NamedTuple):
     """The offsets that one leader reported for one partition, or the error."""
 
     log_start_offset: int | None
@@ -50,7 +49,7 @@ class Brokers:
         self._loop = asyncio.get_running_loop()
         self._slow: set[Address] = set()
 
-    def _timeout_s(self, address: Address, usual_s: float = ASK_TIMEOUT_S) -> float:
+    def _timeout_s(self, address: Address, usual_s: float = REQUEST_TIMEOUT_S) -> float:
         """Shorten the timeout of a broker that timed out last time, because every round waits for it."""
         return SILENT_TIMEOUT_S if address in self._slow else usual_s
 
@@ -59,24 +58,43 @@ class Brokers:
             connection.close()
         self._connections = {}
 
-    async def _connection(self, address: Address, purpose: str = "", timeout_s: float = ASK_TIMEOUT_S) -> Connection:
-        known = self._connections.get((address, purpose))
-        if known is not None and not known.is_closed:
-            return known
-        made = await Connection.open(*address, client_id=DOCTOR_CLIENT_ID, timeout_s=timeout_s)
-        self._connections[(address, purpose)] = made
-        return made
+    async def _connection(
+        self, address: Address, purpose: str = "", timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> Connection:
+        connection = self._connections.get((address, purpose))
+        if connection is None or connection.is_closed:
+            connection = await Connection.open(*address, client_id=DOCTOR_CLIENT_ID, timeout_s=timeout_s)
+            self._connections[(address, purpose)] = connection
+        return connection
+
+    async def _node_connection(self, node: int) -> Connection:
+        address = self.addresses[node]
+        return await self._connection(address, timeout_s=self._timeout_s(address))
+
+    async def _call_all(self, key: ApiKey, values: Callable[[int], Mapping[str, object]]) -> dict[int, Any]:
+        """Return the answers of all brokers, by node id. Brokers that do not answer are omitted."""
+
+        async def call(node: int) -> Any:
+            try:
+                connection = await self._node_connection(node)
+                return await connection.call(key, values(node), timeout_s=REQUEST_TIMEOUT_S)
+            except ClientError:
+                return None
+
+        nodes = list(self.addresses)
+        answers = await asyncio.gather(*(call(node) for node in nodes))
+        return {node: answer for node, answer in zip(nodes, answers, strict=True) if answer is not None}
 
     # -- metadata ------------------------------------------------------------------------------------------------------
 
-    async def layout(self, topic: str, timeout_s: float = ASK_TIMEOUT_S) -> ClusterLayout:
+    async def layout(self, topic: str, timeout_s: float = REQUEST_TIMEOUT_S) -> ClusterLayout:
         """Return the newest metadata of all brokers that answer. If none answers, raise the last broker's error."""
-        asked: dict[Address, None] = dict.fromkeys((*self._bootstrap, *self.addresses.values()))
-        answers = await self._ask_all(asked, topic, timeout_s)
+        addresses = list(dict.fromkeys((*self._bootstrap, *self.addresses.values())))
+        answers = await self._request_layouts(addresses, topic, timeout_s)
         layouts: list[ClusterLayout] = []
         reasons: dict[Address, str] = {}
         failure: ClientError | None = None
-        for address, answer in zip(asked, answers, strict=True):
+        for address, answer in zip(addresses, answers, strict=True):
             if isinstance(answer, ClusterLayout):
                 layouts.append(answer)
             else:
@@ -92,27 +110,27 @@ class Brokers:
         for partition in newest.topics[topic].partitions if topic in newest.topics else ():
             for node in partition.replicas:
                 if node not in newest.brokers:
-                    self.silent.setdefault(node, "it is not among the brokers that the cluster takes for alive")
+                    self.silent.setdefault(node, "the metadata does not list it as a live broker")
         return newest
 
-    async def _ask_all(
-        self, asked: Iterable[Address], topic: str, timeout_s: float
+    async def _request_layouts(
+        self, addresses: Iterable[Address], topic: str, timeout_s: float
     ) -> list[ClusterLayout | ClientError]:
-        """Query all addresses. Wait past `ASK_TIMEOUT_S` only while no broker has answered."""
+        """Query all addresses. Wait past `REQUEST_TIMEOUT_S` only while no broker has answered."""
         tasks = [
-            self._loop.create_task(self._ask_layout(address, topic, self._timeout_s(address, timeout_s)))
-            for address in asked
+            self._loop.create_task(self._request_layout(address, topic, self._timeout_s(address, timeout_s)))
+            for address in addresses
         ]
-        done, _ = await asyncio.wait(tasks, timeout=min(timeout_s, ASK_TIMEOUT_S))
+        done, _ = await asyncio.wait(tasks, timeout=min(timeout_s, REQUEST_TIMEOUT_S))
         if not any(isinstance(task.result(), ClusterLayout) for task in done):
             await asyncio.wait(tasks)
-        late = ConnectionLost(f"it did not answer within {ASK_TIMEOUT_S:g} s")
+        late = ConnectionLost(f"it did not answer within {REQUEST_TIMEOUT_S:g} s")
         answers = [task.result() if task.done() else late for task in tasks]
         for task in tasks:
             task.cancel()
         return answers
 
-    async def _ask_layout(self, address: Address, topic: str, timeout_s: float) -> ClusterLayout | ClientError:
+    async def _request_layout(self, address: Address, topic: str, timeout_s: float) -> ClusterLayout | ClientError:
         values = {
             "topics": [{"name": topic, "topic_id": None}],
             "allow_auto_topic_creation": False,
@@ -127,53 +145,45 @@ class Brokers:
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
-    async def offsets(self, topic: str, leaders: Mapping[int, int]) -> dict[int, Told]:
+    async def offsets(self, topic: str, leaders: Mapping[int, int]) -> dict[int, ReportedOffsets]:
         """Return the start and end of each partition, from its leader. The leaders are queried in parallel."""
         led: dict[int, list[int]] = {}
         for partition, leader in leaders.items():
             led.setdefault(leader, []).append(partition)
         answers = await asyncio.gather(*(self._leader_offsets(topic, node, parts) for node, parts in led.items()))
-        return {partition: told for answer in answers for partition, told in answer.items()}
+        return {partition: offsets for answer in answers for partition, offsets in answer.items()}
 
-    async def _leader_offsets(self, topic: str, node: int, partitions: list[int]) -> dict[int, Told]:
+    async def _leader_offsets(self, topic: str, node: int, partitions: list[int]) -> dict[int, ReportedOffsets]:
         began_s = self._loop.time()
         try:
             if node not in self.addresses:
-                raise KafkaError(ErrorCode.leader_not_available, "no leader is named")
-            connection = await self._connection(self.addresses[node], timeout_s=self._timeout_s(self.addresses[node]))
-            asked = ((EARLIEST, CONSUMER), (LATEST, CONSUMER), (LATEST, LOG_END_READER))
+                raise KafkaError(ErrorCode.leader_not_available, "the metadata names no leader")
+            connection = await self._node_connection(node)
+            requests = ((EARLIEST, CONSUMER_READER), (LATEST, CONSUMER_READER), (LATEST, LOG_END_READER))
             starts, watermarks, ends = await asyncio.gather(
-                *(_list_offsets(connection, topic, partitions, time, reader) for time, reader in asked)
+                *(
+                    list_offsets(connection, {topic: partitions}, time_ms, reader, REQUEST_TIMEOUT_S)
+                    for time_ms, reader in requests
+                )
             )
         except (ClientError, KafkaError) as error:
-            return {partition: Told(None, None, None, str(error), 0.0) for partition in partitions}
+            return {partition: ReportedOffsets(None, None, None, str(error), 0.0) for partition in partitions}
         answer_ms = (self._loop.time() - began_s) * 1000
-        return {
-            partition: Told(
-                starts[partition][0],
-                watermarks[partition][0],
-                ends[partition][0],
-                watermarks[partition][1] or ends[partition][1],
-                answer_ms,
-            )
-            for partition in partitions
-        }
+        reported: dict[int, ReportedOffsets] = {}
+        for partition in partitions:
+            start, _ = starts[topic, partition]
+            watermark, watermark_error = watermarks[topic, partition]
+            end, end_error = ends[topic, partition]
+            reported[partition] = ReportedOffsets(start, watermark, end, watermark_error or end_error, answer_ms)
+        return reported
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[str]:
         """Return the names of all groups that the responding brokers coordinate."""
-        answers = await asyncio.gather(*(self._list_groups(node) for node in self.addresses))
-        return sorted({name for names in answers for name in names})
-
-    async def _list_groups(self, node: int) -> list[str]:
-        try:
-            connection = await self._connection(self.addresses[node], timeout_s=self._timeout_s(self.addresses[node]))
-            values: dict[str, list[str]] = {"states_filter": [], "types_filter": []}
-            answer = await connection.call(ApiKey.LIST_GROUPS, values, timeout_s=ASK_TIMEOUT_S)
-        except ClientError:
-            return []
-        return [group.group_id for group in answer.groups]
+        values: dict[str, list[str]] = {"states_filter": [], "types_filter": []}
+        answers = await self._call_all(ApiKey.LIST_GROUPS, lambda node: values)
+        return sorted({group.group_id for answer in answers.values() for group in answer.groups})
 
     # -- probe fetch ---------------------------------------------------------------------------------------------------
 
@@ -181,51 +191,51 @@ class Brokers:
         """Fetch available records on a dedicated connection, so that the duration is what a consumer would wait."""
         connection = await self._connection(self.addresses[node], f"fetch-{partition}")
         version = connection.version(ApiKey.FETCH, FETCH_BY_NAME_AT_MOST)
-        wanted = FetchPartition(partition, -1, offset, -1, -1, FETCH_BYTES)
-        request = FetchRequest(
-            max_wait_ms=0, min_bytes=1, max_bytes=FETCH_BYTES, topics=[FetchTopic(topic, None, [wanted])]
-        )
+        topics = [FetchTopic(topic, None, [FetchPartition(partition, -1, offset, -1, -1, FETCH_BYTES)])]
+        request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=FETCH_BYTES, topics=topics)
         await connection.request(ApiKey.FETCH, version, write_fetch_request(version, request), timeout_s=timeout_s)
 
     # -- Chronik only --------------------------------------------------------------------------------------------------
 
     async def http_addresses(self) -> dict[int, str]:
         """Return the HTTP address in each broker's configuration. Brokers that are not Chronik have none."""
-        found = await asyncio.gather(*(self._http_address(node) for node in self.addresses))
-        return {node: http for node, http in zip(list(self.addresses), found, strict=True) if http}
 
-    async def _http_address(self, node: int) -> str:
-        resource = {
-            "resource_type": BROKER_RESOURCE,
-            "resource_name": str(node),
-            "configuration_keys": ["listen.http"],
+        def values(node: int) -> dict[str, object]:
+            keys = ["listen.http"]
+            resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(node), "configuration_keys": keys}
+            return {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+
+        return {
+            node: entry.value
+            for node, answer in (await self._call_all(ApiKey.DESCRIBE_CONFIGS, values)).items()
+            for entry in answer.results[0].configs
+            if entry.name == "listen.http" and entry.value
         }
-        try:
-            connection = await self._connection(self.addresses[node], timeout_s=self._timeout_s(self.addresses[node]))
-            values = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
-            answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=ASK_TIMEOUT_S)
-        except ClientError:
-            return ""
-        return next((entry.value or "" for entry in answer.results[0].configs if entry.name == "listen.http"), "")
 
 
-async def _list_offsets(
-    connection: Connection, topic: str, partitions: Iterable[int], time: int, reader: int
-) -> dict[int, tuple[int | None, str | None]]:
-    """Return an offset or an error for each partition."""
-    asked = [{"partition_index": p, "current_leader_epoch": -1, "timestamp": time} for p in partitions]
-    values = {"replica_id": reader, "isolation_level": 0, "topics": [{"name": topic, "partitions": asked}]}
-    answer = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=ASK_TIMEOUT_S, at_most=LIST_OFFSETS_AT_MOST)
+async def list_offsets(
+    connection: Connection, partitions: Mapping[str, Iterable[int]], time_ms: int, reader: int, timeout_s: float
+) -> dict[tuple[str, int], tuple[int | None, str | None]]:
+    """Return an offset or an error for each partition of each topic."""
+    topics = [
+        {
+            "name": topic,
+            "partitions": [{"partition_index": p, "current_leader_epoch": -1, "timestamp": time_ms} for p in indexes],
+        }
+        for topic, indexes in partitions.items()
+    ]
+    values = {"replica_id": reader, "isolation_level": 0, "topics": topics}
+    answer = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=LIST_OFFSETS_AT_MOST)
     return {
-        told.partition_index: (None, told.error_code.name.upper())
-        if told.error_code is not ErrorCode.none
-        else (told.offset, None)
-        for told in answer.topics[0].partitions
+        (topic.name, listed.partition_index): (listed.offset, None)
+        if listed.error_code is ErrorCode.none
+        else (None, listed.error_code.name.upper())
+        for topic in answer.topics
+        for listed in topic.partitions
     }
 
 
 def _newness(layout: ClusterLayout, topic: str) -> tuple[bool, int, int]:
     """Rank a layout by whether it has the topic, then by how recent its leaders are."""
-    found = layout.topics.get(topic)
-    partitions = () if found is None else found.partitions
+    partitions = layout.topics[topic].partitions if topic in layout.topics else ()
     return bool(partitions), sum(partition.leader_epoch for partition in partitions), layout.controller_id

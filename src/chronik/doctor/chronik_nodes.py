@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from chronik.client.node_http import TIMEOUT_S, HttpError, get, get_json
 from chronik.doctor.observations import DamageSeen, Observations, RejectionSample
 from chronik.observe.traces import Trace, decode_page
 
 REJECTIONS = "chronik_leadership_rejections_total"
 LAG_AGE = "chronik_watermark_lag_seconds"
-TRACES_AT_ONCE = 1_000
+TRACES_PER_PAGE = 1_000
 SILENT_TIMEOUT_S = 0.3
 TRACES_KEPT_MAX = 5_000
 
@@ -67,18 +69,7 @@ class ChronikNodes:
                 end = partition.get("log_end_offset")
                 if isinstance(end, int):
                     ends.setdefault(int(partition["partition"]), {})[node] = end
-            damages += [
-                DamageSeen(
-                    node,
-                    damage["partition"],
-                    damage["offset"],
-                    damage["how"],
-                    damage["reason"],
-                    damage["state"],
-                    damage["waits_for"],
-                )
-                for damage in view.get("damages", [])
-            ]
+            damages += [msgspec.convert({**damage, "node": node}, DamageSeen) for damage in view.get("damages", [])]
         seen.replica_ends = ends
         seen.damages = damages
 
@@ -134,22 +125,16 @@ class TracePages:
 
     async def latest(self, count: int) -> Sequence[Trace]:
         """Return the latest events; `next` continues after them."""
-        return await self._ask(last=count)
+        return await self._request(last=count)
 
     async def next(self) -> Sequence[Trace]:
-        return await self._ask(after=self._after, limit=TRACES_AT_ONCE)
+        return await self._request(after=self._after, limit=TRACES_PER_PAGE)
 
-    async def _ask(self, **question: int) -> Sequence[Trace]:
+    async def _request(self, **query: int) -> Sequence[Trace]:
         before = self.answers
+        topic, partition = self._topic, self._partition
         try:
-            answer = await get(
-                self.address,
-                "/api/traces",
-                self._timeout_s,
-                topic=self._topic,
-                partition=self._partition,
-                **question,
-            )
+            answer = await get(self.address, "/api/traces", self._timeout_s, topic=topic, partition=partition, **query)
             page = decode_page(answer.body)
         except (HttpError, ValueError) as error:
             self.answers, self.reason = False, str(error)
@@ -163,9 +148,9 @@ class TracePages:
 
 def _samples(text: str, topic: str) -> list[tuple[str, int, float]]:
     """Return the name, partition and value of each of the topic's samples."""
-    found: list[tuple[str, int, float]] = []
+    samples: list[tuple[str, int, float]] = []
     for name, labels, value in _SAMPLE.findall(text):
         by_name = dict(_LABEL.findall(labels))
         if by_name.get("topic") == topic and by_name.get("partition", "").isdigit():
-            found.append((name, int(by_name["partition"]), float(value)))
-    return found
+            samples.append((name, int(by_name["partition"]), float(value)))
+    return samples

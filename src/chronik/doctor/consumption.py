@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chronik.doctor.diagnosis import Evidence
-from chronik.doctor.findings import Finding, listed
+from chronik.doctor.diagnosis import Evidence, Finding, listed
 from chronik.doctor.observations import GroupSample, Member, Observations
 
 COMMITS_S = 11.0
@@ -20,34 +19,34 @@ COMMITS_S = 11.0
 class Progress(NamedTuple):
     """A group's partitions: stalled with records left to read, or advancing; and the lag of each stalled one."""
 
-    standing: tuple[int, ...]
-    moving: tuple[int, ...]
+    stalled: tuple[int, ...]
+    advancing: tuple[int, ...]
     lag: dict[int, int]
     span_s: float
 
 
-def progress(seen: Observations, samples: Sequence[GroupSample]) -> Progress:
+def progress_of(seen: Observations, samples: Sequence[GroupSample]) -> Progress:
     """Consider only records that existed at the first sample: newer ones may be consumed but not yet committed."""
     first, final = samples[0], samples[-1]
-    standing: list[int] = []
-    moving: list[int] = []
+    stalled: list[int] = []
+    advancing: list[int] = []
     lag: dict[int, int] = {}
     for partition, committed in sorted(final.committed.items()):
         before = first.committed.get(partition)
         positions = [s for s in seen.partitions.get(partition, ()) if s.high_watermark is not None]
         if before is None or committed != before:
-            moving.append(partition)
+            advancing.append(partition)
         elif positions and (positions[0].high_watermark or 0) > committed:
-            standing.append(partition)
+            stalled.append(partition)
             lag[partition] = (positions[-1].high_watermark or 0) - committed
-    return Progress(tuple(standing), tuple(moving), lag, final.at_s - first.at_s)
+    return Progress(tuple(stalled), tuple(advancing), lag, final.at_s - first.at_s)
 
 
 def needs_longer(seen: Observations) -> bool:
     """Return whether a group looks stalled but has not been watched long enough to be sure."""
     for group, samples in seen.groups.items():
-        found = progress(seen, samples)
-        if found.standing and found.span_s < COMMITS_S and _is_judged(seen, group, samples):
+        progress = progress_of(seen, samples)
+        if progress.stalled and progress.span_s < COMMITS_S and _is_judged(seen, group, samples):
             return True
     return False
 
@@ -55,102 +54,100 @@ def needs_longer(seen: Observations) -> bool:
 def _is_judged(seen: Observations, group: str, samples: Sequence[GroupSample]) -> bool:
     """Decide whether to judge a group. Without members it has ended, unless it was requested or still commits."""
     is_empty = not samples[-1].members
-    return group == seen.asked_group or not is_empty or bool(progress(seen, samples).moving)
+    return group == seen.requested_group or not is_empty or bool(progress_of(seen, samples).advancing)
 
 
-def consumer_stopped(seen: Observations) -> Finding | None:
+def consumer_stopped(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for group, samples in sorted(seen.groups.items()):
-        found = progress(seen, samples)
-        if not found.standing or found.span_s < COMMITS_S or not _is_judged(seen, group, samples):
+        progress = progress_of(seen, samples)
+        if not progress.stalled or progress.span_s < COMMITS_S or not _is_judged(seen, group, samples):
             continue
         members = samples[-1].members
-        stopped = [member for member in members if _has_stopped(member, found)]
-        evidence += [_stopped_member(group, member, found) for member in stopped]
-        if not stopped and not found.moving:
-            evidence.append(_stopped_group(group, samples[-1], found))
-    if not evidence:
-        return None
+        stopped = [member for member in members if _has_stopped(member, progress)]
+        evidence += [_stopped_member(group, member, progress) for member in stopped]
+        if not stopped and not progress.advancing:
+            evidence.append(_stopped_group(group, samples[-1], progress))
     clients = [item.client for item in evidence if item.client is not None]
     step = (
-        f"Look at {listed(dict.fromkeys(clients))}: is it busy with a record, blocked, or over max.poll.interval.ms? "
-        "Restart it, and its partitions go to others"
+        f"Check {listed(dict.fromkeys(clients))}: is it busy with a record, blocked, or over max.poll.interval.ms? "
+        "After a restart, its partitions are assigned to other members"
         if clients
         else "Start its consumers"
     )
     return Finding(
         "consumer-stopped",
-        f"a consumer of {seen.topic} has stopped: it holds partitions with records to read, and does not read them",
+        f"a consumer of {seen.topic} has stopped: its assigned partitions have records to read, but it does not read",
         f"{step}. The broker has the records ready.",
         evidence,
     )
 
 
-def _has_stopped(member: Member, found: Progress) -> bool:
+def _has_stopped(member: Member, progress: Progress) -> bool:
     """Return whether the member has records to read and none of its partitions advanced."""
     held = set(member.partitions)
-    return bool(held & set(found.standing)) and not held & set(found.moving)
+    return bool(held & set(progress.stalled)) and not held & set(progress.advancing)
 
 
-def _stopped_member(group: str, member: Member, found: Progress) -> Evidence:
-    held = [partition for partition in found.standing if partition in member.partitions]
-    lag = sum(found.lag[partition] for partition in held)
+def _stopped_member(group: str, member: Member, progress: Progress) -> Evidence:
+    held = [partition for partition in progress.stalled if partition in member.partitions]
+    lag = sum(progress.lag[partition] for partition in held)
     return Evidence(
-        f"group {group}: member {member.client_id} at {member.host} holds partition {listed(held)} and has committed "
-        f"nothing for {found.span_s:.0f} s, with {lag} records to read",
+        f"group {group}: member {member.client_id} at {member.host} has partition {listed(held)} assigned and has "
+        f"committed nothing for {progress.span_s:.0f} s, with {lag} records to read",
         held[0],
         group=group,
         client=member.client_id,
-        since_s=round(found.span_s, 1),
+        since_s=round(progress.span_s, 1),
         numbers={"lag": lag},
     )
 
 
-def _stopped_group(group: str, sample: GroupSample, found: Progress) -> Evidence:
-    lag = sum(found.lag.values())
+def _stopped_group(group: str, sample: GroupSample, progress: Progress) -> Evidence:
+    lag = sum(progress.lag.values())
     return Evidence(
-        f"group {group} is {sample.state} with {len(sample.members)} members, and committed nothing for "
-        f"{found.span_s:.0f} s: {lag} records of partition {listed(found.standing)} are left",
-        found.standing[0],
+        f"group {group} is {sample.state} with {len(sample.members)} members, and has committed nothing for "
+        f"{progress.span_s:.0f} s, with {lag} records of partition {listed(progress.stalled)} to read",
+        progress.stalled[0],
         group=group,
-        since_s=round(found.span_s, 1),
+        since_s=round(progress.span_s, 1),
         numbers={"lag": lag},
     )
 
 
-def partition_imbalance(seen: Observations) -> Finding | None:
+def partition_imbalance(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for group, samples in sorted(seen.groups.items()):
-        found = progress(seen, samples)
-        if not found.standing or not found.moving or found.span_s < COMMITS_S:
+        progress = progress_of(seen, samples)
+        if not progress.stalled or not progress.advancing or progress.span_s < COMMITS_S:
             continue
         owners = {partition: member for member in samples[-1].members for partition in member.partitions}
-        for partition in found.standing:
+        for partition in progress.stalled:
             owner = owners.get(partition)
-            if owner is not None and _has_stopped(owner, found):
+            if owner is not None and _has_stopped(owner, progress):
                 continue
-            evidence.append(_unbalanced(seen, group, partition, owner, found))
-    if not evidence:
-        return None
+            evidence.append(_unbalanced(seen, group, partition, owner, progress))
     return Finding(
         "partition-imbalance",
-        f"consumption of partition {listed(e.partition for e in evidence)} of {seen.topic} stands while other "
-        "partitions move",
-        "Look whether the consumer paused the partition, whether a record in it fails again and again, or whether its "
-        "share of the work is too large; the broker has its records ready.",
+        f"consumption of partition {listed(e.partition for e in evidence)} of {seen.topic} is stalled while other "
+        "partitions advance",
+        "Check whether the consumer paused the partition, whether one of its records fails repeatedly, or whether the "
+        "consumer has too much work. The broker has the records ready.",
         evidence,
     )
 
 
-def _unbalanced(seen: Observations, group: str, partition: int, owner: Member | None, found: Progress) -> Evidence:
+def _unbalanced(seen: Observations, group: str, partition: int, owner: Member | None, progress: Progress) -> Evidence:
     committed = seen.groups[group][-1].committed[partition]
-    held = "no member holds it" if owner is None else f"{owner.client_id} at {owner.host} holds it"
+    assigned = "it is assigned to no member"
+    if owner is not None:
+        assigned = f"it is assigned to {owner.client_id} at {owner.host}"
     return Evidence(
-        f"group {group}: partition {partition} stands at {committed} with {found.lag[partition]} records to read for "
-        f"{found.span_s:.0f} s, {held}; partition {listed(found.moving)} moved meanwhile",
+        f"group {group}: partition {partition} has been at offset {committed} for {progress.span_s:.0f} s, with "
+        f"{progress.lag[partition]} records to read; {assigned}; partition {listed(progress.advancing)} advanced",
         partition,
         group=group,
         client=None if owner is None else owner.client_id,
-        since_s=round(found.span_s, 1),
-        numbers={"committed": committed, "lag": found.lag[partition]},
+        since_s=round(progress.span_s, 1),
+        numbers={"committed": committed, "lag": progress.lag[partition]},
     )

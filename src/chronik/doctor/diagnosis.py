@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -31,7 +32,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     numbers: dict[str, float] = {}
 
 
-class PartitionView(msgspec.Struct, frozen=True):
+class ExaminedPartition(msgspec.Struct, frozen=True):
     """One partition at the end of the examination. Unknown values are null."""
 
     partition: int
@@ -56,14 +57,28 @@ class Diagnosis(msgspec.Struct, frozen=True):
     summary: str
     next_step: str
     evidence: tuple[Evidence, ...]
-    partitions: tuple[PartitionView, ...]
-    also: tuple[Verdict, ...] = ()
-    group: str | None = None
-    seconds: float = 0.0
+    partitions: tuple[ExaminedPartition, ...]
+    also: tuple[Verdict, ...]
+    group: str | None
+    seconds: float
     """How long the examination watched the topic."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """What could not be queried, so that missing data is not mistaken for health."""
 
     def to_json(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self)
         return built
+
+
+class Finding(NamedTuple):
+    """The result of a rule, which matches if there is evidence."""
+
+    verdict: Verdict
+    summary: str
+    next_step: str
+    evidence: list[Evidence]
+
+
+def listed(items: Iterable[object]) -> str:
+    """Format as `1, 2, 3`, or `none` if empty."""
+    return ", ".join(map(str, items)) or "none"

@@ -7,13 +7,12 @@ after another for each partition, as a consumer would.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from chronik.client.cluster import Cluster
 from chronik.client.errors import ClientError, Unreachable
 from chronik.client.groups import Groups
-from chronik.client.layout import TopicLayout
 from chronik.client.topics import Topics
 from chronik.doctor.brokers import FIRST_TIMEOUT_S, Address, Brokers
 from chronik.doctor.chronik_nodes import ChronikNodes, all_http_addresses
@@ -21,7 +20,7 @@ from chronik.doctor.consumption import COMMITS_S, needs_longer
 from chronik.doctor.diagnosis import Diagnosis
 from chronik.doctor.observations import (
     DOCTOR_CLIENT_ID,
-    FetchProbe,
+    Fetch,
     GroupSample,
     Member,
     Observations,
@@ -69,7 +68,7 @@ class Examination:
         self._groups: tuple[str, ...] = () if group is None else (group,)
         self._nodes: ChronikNodes | None = None
         self._probes: dict[int, asyncio.Task[None]] = {}
-        self._open_probes: dict[int, FetchProbe] = {}
+        self._open_probes: dict[int, Fetch] = {}
 
     @property
     def _now_s(self) -> float:
@@ -97,29 +96,26 @@ class Examination:
             if elapsed_s >= seconds + COMMITS_S + 2 * GROUP_TIMEOUT_S:
                 break
             await asyncio.sleep(SAMPLE_INTERVAL_S)
-            await self._look()
+            await self._sample()
         await self._finish()
 
     async def _begin(self) -> None:
         """Collect what is needed once. Raises KafkaError if the topic or the group does not exist."""
         layout = await self._brokers.layout(self._topic, FIRST_TIMEOUT_S)
-        self._take_topic(layout.topics.get(self._topic))
+        topic = layout.topics.get(self._topic)
+        if topic is None or topic.error is ErrorCode.unknown_topic_or_partition or not topic.partitions:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {self._topic} does not exist")
         reachable = [a for node, a in self._brokers.addresses.items() if node not in self._brokers.silent]
         self._cluster = Cluster(reachable, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S)
         addresses = await all_http_addresses(await self._brokers.http_addresses())
         if addresses:
             self._nodes = ChronikNodes(addresses, self._topic)
         else:
-            self.seen.note("no Chronik node told its HTTP address: verdicts rest on the Kafka protocol alone")
+            self.seen.note("no broker has a Chronik HTTP address: the verdict is based on the Kafka protocol alone")
         await asyncio.gather(self._read_min_insync(), self._find_groups())
         if self._nodes is not None:
             await self._nodes.read_metrics(self.seen, self._now_s)
-        await self._look(is_first=True)
-
-    def _take_topic(self, topic: TopicLayout | None) -> TopicLayout:
-        if topic is None or topic.error is ErrorCode.unknown_topic_or_partition or not topic.partitions:
-            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {self._topic} does not exist")
-        return topic
+        await self._sample(is_first=True)
 
     async def _read_min_insync(self) -> None:
         assert self._cluster is not None
@@ -137,75 +133,64 @@ class Examination:
         if self._groups:
             return
         groups = Groups(self._cluster)
-        found: list[str] = []
+        consuming: list[str] = []
         try:
             for name in (await self._brokers.groups())[: 10 * GROUPS_MAX]:
                 if any(topic == self._topic for topic, _ in await groups.committed(name)):
-                    found.append(name)
+                    consuming.append(name)
         except (KafkaError, ClientError) as error:
-            self.seen.note(f"the groups could not be looked through: {error}")
-        self._groups = tuple(found[:GROUPS_MAX])
-        if len(found) > GROUPS_MAX:
-            self.seen.note(f"{len(found)} groups consume the topic, {GROUPS_MAX} were looked at: name one with --group")
+            self.seen.note(f"the groups could not be listed: {error}")
+        self._groups = tuple(consuming[:GROUPS_MAX])
+        if len(consuming) > GROUPS_MAX:
+            self.seen.note(
+                f"{len(consuming)} groups consume the topic, and {GROUPS_MAX} were examined: name one with --group"
+            )
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
-    async def _look(self, *, is_first: bool = False) -> None:
-        await asyncio.gather(self._look_at_partitions(), *(self._look_at_group(g, is_first) for g in self._groups))
+    async def _sample(self, *, is_first: bool = False) -> None:
+        await asyncio.gather(self._sample_partitions(), *(self._sample_group(g, is_first) for g in self._groups))
         self.seen.seconds = self._now_s
 
-    async def _look_at_partitions(self) -> None:
+    async def _sample_partitions(self) -> None:
         try:
             layout = await self._brokers.layout(self._topic)
         except ClientError as error:
-            self._nobody_answers(error)
+            self._note_no_answer(error)
             return
         topic = layout.topics.get(self._topic)
         if topic is None or not topic.partitions:
-            self.seen.note(f"at {self._now_s:.0f} s the topic was gone")
+            self.seen.note(f"at {self._now_s:.0f} s the topic no longer existed")
             return
         self.seen.silent_nodes = dict(self._brokers.silent)
         leaders = {partition.partition: partition.leader for partition in topic.partitions}
-        told = await self._brokers.offsets(self._topic, leaders)
+        offsets = await self._brokers.offsets(self._topic, leaders)
         at_s = self._now_s
         for partition in topic.partitions:
-            answer = told[partition.partition]
-            samples = self.seen.partitions.setdefault(partition.partition, [])
-            samples.append(
-                PartitionSample(
-                    at_s,
-                    partition.leader,
-                    partition.replicas,
-                    partition.isr,
-                    answer.log_start_offset,
-                    answer.high_watermark,
-                    answer.log_end_offset,
-                    answer.error,
-                    answer.answer_ms,
-                )
-            )
             index = partition.partition
+            sample = PartitionSample(at_s, partition.leader, partition.replicas, partition.isr, *offsets[index])
+            self.seen.partitions.setdefault(index, []).append(sample)
             if index not in self._probes and len(self._probes) < PROBED_PARTITIONS_MAX:
                 self._probes[index] = self._loop.create_task(self._probe(index), name=f"probe-{index}")
 
-    def _nobody_answers(self, error: ClientError) -> None:
+    def _note_no_answer(self, error: ClientError) -> None:
         """Mark every partition's leader as unavailable, because the earlier samples no longer hold."""
-        self.seen.note(f"at {self._now_s:.0f} s no broker told the metadata: {error}")
+        self.seen.note(f"at {self._now_s:.0f} s no broker returned metadata: {error}")
         self.seen.silent_nodes = dict.fromkeys(self._brokers.addresses, str(error))
         for samples in self.seen.partitions.values():
             known = samples[-1]
             samples.append(
-                PartitionSample(self._now_s, known.leader, known.replicas, known.isr, error="no broker answers")
+                PartitionSample(self._now_s, known.leader, known.replicas, known.isr, error="no broker answered")
             )
 
-    async def _look_at_group(self, group: str, is_first: bool) -> None:
+    async def _sample_group(self, group: str, is_first: bool) -> None:
         assert self._cluster is not None
         groups = Groups(self._cluster)
         try:
             description = await groups.describe(group)
             committed = await groups.committed(group)
         except (KafkaError, ClientError) as error:
-            self.seen.note(f"group {group} could not be asked: {error}")
+            self.seen.note(f"group {group} could not be queried: {error}")
             return
         if is_first and description.state == "Dead" and not committed:
             raise KafkaError(ErrorCode.group_id_not_found, f"group {group} does not exist")
@@ -230,20 +215,20 @@ class Examination:
             sample = self.seen.partitions[partition][-1]
             offset = self._probe_offset(partition, sample)
             if offset is not None and sample.leader in self._brokers.addresses:
-                began_s = self._now_s
-                self._open_probes[partition] = FetchProbe(began_s, partition, sample.leader, offset, 0.0, is_over=False)
+                probe = Fetch(self._now_s, partition, sample.leader, offset, 0.0, is_over=False)
+                self._open_probes[partition] = probe
                 try:
                     await self._brokers.fetch(sample.leader, self._topic, partition, offset, PROBE_TIMEOUT_S)
-                    elapsed_ms = (self._now_s - began_s) * 1000
-                    self.seen.fetches.append(FetchProbe(began_s, partition, sample.leader, offset, elapsed_ms))
+                    self.seen.fetches.append(self._timed(probe, is_over=True))
                 except (ClientError, KafkaError):
-                    elapsed_ms = (self._now_s - began_s) * 1000
-                    if elapsed_ms >= PROBE_TIMEOUT_S * 1000:
-                        self.seen.fetches.append(
-                            FetchProbe(began_s, partition, sample.leader, offset, elapsed_ms, is_over=False)
-                        )
+                    timed = self._timed(probe, is_over=False)
+                    if timed.elapsed_ms >= PROBE_TIMEOUT_S * 1000:
+                        self.seen.fetches.append(timed)
                 del self._open_probes[partition]
             await asyncio.sleep(PROBE_INTERVAL_S)
+
+    def _timed(self, probe: Fetch, *, is_over: bool) -> Fetch:
+        return replace(probe, elapsed_ms=(self._now_s - probe.at_s) * 1000, is_over=is_over)
 
     def _probe_offset(self, partition: int, sample: PartitionSample) -> int | None:
         """Return a group's committed offset or the log start offset, or None if there is nothing to fetch."""
@@ -260,17 +245,12 @@ class Examination:
 
     async def _finish(self) -> None:
         if not self.seen.partitions:
-            raise Unreachable(f"no broker tells where the partitions of {self._topic} are")
+            raise Unreachable(f"no broker returned the partitions of {self._topic}")
         now_s = self._now_s
-        for probe in self._open_probes.values():
-            elapsed_ms = (now_s - probe.at_s) * 1000
-            self.seen.fetches.append(
-                FetchProbe(probe.at_s, probe.partition, probe.node, probe.offset, elapsed_ms, is_over=False)
-            )
+        self.seen.fetches += [self._timed(probe, is_over=False) for probe in self._open_probes.values()]
         if self._nodes is not None:
-            work: list[Coroutine[Any, Any, None]] = [
+            await asyncio.gather(
                 self._nodes.read_metrics(self.seen, now_s),
                 self._nodes.read_replicas(self.seen),
                 self._nodes.read_traces(self.seen),
-            ]
-            await asyncio.gather(*work)
+            )

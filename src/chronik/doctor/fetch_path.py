@@ -7,11 +7,9 @@ slow overall, a fetch must take at least a second and several times as long as a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from chronik.doctor.diagnosis import Evidence
-from chronik.doctor.findings import Finding, join, listed
-from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations
+from chronik.doctor.diagnosis import Evidence, Finding, listed
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Fetch, Observations
 from chronik.observe.traces import FetchServed, FetchStarted, WatermarkSeen
 
 HANG_MS = 1_000.0
@@ -19,21 +17,14 @@ TIMES_SLOWER = 4
 SLOW_MIN = 2
 """A single slow fetch may be chance."""
 SMOOTH_MS = 100.0
+UNNAMED_CLIENT = "a client without a name"
 
 
-class SlowFetch(NamedTuple):
-    partition: int
-    node: int
-    offset: int
-    elapsed_ms: float
-    is_over: bool
-    client: str
-
-
-def fetch_hang(seen: Observations) -> Finding | None:
-    by_partition: dict[int, list[SlowFetch]] = {}
-    for slow in (*_slow_probes(seen), *_slow_traced(seen)):
-        by_partition.setdefault(slow.partition, []).append(slow)
+def fetch_hang(seen: Observations) -> Finding:
+    by_partition: dict[int, list[Fetch]] = {}
+    for fetch in (*seen.fetches, *_traced_fetches(seen)):
+        if fetch.elapsed_ms >= _hang_ms(seen, fetch.partition):
+            by_partition.setdefault(fetch.partition, []).append(fetch)
     evidence: list[Evidence] = []
     for partition, fetches in sorted(by_partition.items()):
         if len(fetches) < SLOW_MIN:
@@ -41,40 +32,31 @@ def fetch_hang(seen: Observations) -> Finding | None:
         worst = max(fetches, key=lambda fetch: fetch.elapsed_ms)
         clients = sorted({fetch.client for fetch in fetches})
         open_now = sum(not fetch.is_over for fetch in fetches)
-        still = f", {open_now} of them without an answer yet" if open_now else ""
+        still = f", {open_now} of them still unanswered" if open_now else ""
         evidence.append(
             Evidence(
-                f"partition {partition} at node {worst.node}: {len(fetches)} fetches of records that are there took "
-                f"over {HANG_MS / 1000:g} s, the longest {worst.elapsed_ms / 1000:.1f} s at offset {worst.offset}"
-                f"{still} (by {join(clients)})",
+                f"partition {partition} on node {worst.node}: {len(fetches)} fetches of available records took more "
+                f"than {HANG_MS / 1000:g} s, the longest {worst.elapsed_ms / 1000:.1f} s at offset {worst.offset}"
+                f"{still} (by {listed(clients)})",
                 partition,
                 worst.node,
                 client=clients[0],
                 numbers={"fetches": len(fetches), "longest_ms": round(worst.elapsed_ms, 1)},
             )
         )
-    if not evidence:
-        return None
     nodes = sorted({node for item in evidence if (node := item.node) is not None})
     return Finding(
         "fetch-hang",
         f"fetches of partition {listed(e.partition for e in evidence)} of {seen.topic} hang although records are "
-        f"there: healthy ones take less than {SMOOTH_MS:g} ms",
-        f"Look at the disk of node {listed(nodes)} (iostat, smartctl, chronik_fsync_seconds); restarting the node "
-        "moves its leaderships to others meanwhile.",
+        f"available: a healthy fetch takes less than {SMOOTH_MS:g} ms",
+        f"Check the disk of node {listed(nodes)} (iostat, smartctl, chronik_fsync_seconds). A restart of the node "
+        "transfers its leadership to other nodes meanwhile.",
         evidence,
     )
 
 
-def _slow_probes(seen: Observations) -> Iterator[SlowFetch]:
-    for probe in seen.fetches:
-        if probe.elapsed_ms < max(HANG_MS, TIMES_SLOWER * _answer_ms(seen, probe.partition)):
-            continue
-        yield SlowFetch(probe.partition, probe.node, probe.offset, probe.elapsed_ms, probe.is_over, "the doctor itself")
-
-
-def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
-    """Yield consumers' own fetches that found records at once but took long to return them."""
+def _traced_fetches(seen: Observations) -> Iterator[Fetch]:
+    """Yield consumers' own fetches that found records at once."""
     started: dict[tuple[int, int, int], FetchStarted] = {}
     had_records: set[tuple[int, int, int]] = set()
     for event in seen.traces:
@@ -90,23 +72,20 @@ def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
         elif isinstance(event, FetchServed):
             key = (event.node, event.fetch, event.partition)
             begun = started.pop(key, None)
-            if begun is not None and key in had_records and event.elapsed_ms >= _hang_ms(seen, event.partition):
-                yield _traced(begun, event.elapsed_ms, is_over=True)
+            if begun is not None and key in had_records:
+                yield _traced(seen, begun, event.elapsed_ms, is_over=True)
     for key, begun in started.items():
-        elapsed_ms = seen.ago_s(begun) * 1000
-        if key in had_records and elapsed_ms >= _hang_ms(seen, begun.partition):
-            yield _traced(begun, elapsed_ms, is_over=False)
+        if key in had_records:
+            yield _traced(seen, begun, seen.ago_s(begun) * 1000, is_over=False)
 
 
-def _traced(begun: FetchStarted, elapsed_ms: float, *, is_over: bool) -> SlowFetch:
-    client = begun.client_id or "a client without a name"
-    return SlowFetch(begun.partition, begun.node, begun.offset, elapsed_ms, is_over, client)
+def _traced(seen: Observations, begun: FetchStarted, elapsed_ms: float, *, is_over: bool) -> Fetch:
+    at_s = seen.seconds - seen.ago_s(begun)
+    client = begun.client_id or UNNAMED_CLIENT
+    return Fetch(at_s, begun.partition, begun.node, begun.offset, elapsed_ms, is_over, client)
 
 
 def _hang_ms(seen: Observations, partition: int) -> float:
-    return max(HANG_MS, TIMES_SLOWER * _answer_ms(seen, partition))
-
-
-def _answer_ms(seen: Observations, partition: int) -> float:
-    """Return the leader's slowest ListOffsets response time, which involves no disk access."""
-    return max((sample.answer_ms for sample in seen.partitions.get(partition, ())), default=0.0)
+    """Compare with the leader's slowest ListOffsets response, which involves no disk access."""
+    answer_ms = max((sample.answer_ms for sample in seen.partitions.get(partition, ())), default=0.0)
+    return max(HANG_MS, TIMES_SLOWER * answer_ms)

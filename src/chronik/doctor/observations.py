@@ -38,8 +38,8 @@ class PartitionSample:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchProbe:
-    """A fetch by the doctor, from an offset that has records. It is still running if `is_over` is false."""
+class Fetch:
+    """A fetch from an offset that has records, by the doctor or a traced consumer. It still runs unless `is_over`."""
 
     at_s: float
     partition: int
@@ -47,6 +47,7 @@ class FetchProbe:
     offset: int
     elapsed_ms: float
     is_over: bool = True
+    client: str = "the doctor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +93,16 @@ class DamageSeen:
 
 @dataclass(slots=True)
 class Observations:
-    """Everything observed so far. `asked_group` is the requested group, if any."""
+    """Everything observed so far. `requested_group` is None unless the caller named a group."""
 
     topic: str
-    asked_group: str | None = None
+    requested_group: str | None = None
     seconds: float = 0.0
     min_insync_replicas: int | None = None
     silent_nodes: Mapping[int, str] = field(default_factory=dict)
     """Nodes that did not answer the latest request, with the reason."""
     partitions: dict[int, list[PartitionSample]] = field(default_factory=dict)
-    fetches: list[FetchProbe] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
     groups: dict[str, list[GroupSample]] = field(default_factory=dict)
     rejections: list[RejectionSample] = field(default_factory=list)
     replica_ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)

@@ -1,106 +1,118 @@
 """Derive one verdict from the observations. Pure: no clock, no network.
 
-Each rule returns a finding or None. If several rules match, the first in the order of precedence is the verdict. It is
-closest to the cause, because each condition also causes the ones after it.
+Each rule returns a finding, and matches if the finding has evidence. If several rules match, the first in the order of
+precedence is the verdict. It is closest to the cause, because each condition also causes the ones after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
-from typing import NamedTuple
 
 from chronik.doctor.consumption import consumer_stopped, partition_imbalance
-from chronik.doctor.diagnosis import Diagnosis, Evidence, PartitionView, Verdict
-from chronik.doctor.fetch_path import fetch_hang
-from chronik.doctor.findings import Finding, join, last, listed, standing_s
-from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample
+from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, listed
+from chronik.doctor.fetch_path import UNNAMED_CLIENT, fetch_hang
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample, RejectionSample
 from chronik.observe.traces import FetchServed, IsrChanged, ProduceRejected, WatermarkUpdated
 
 LEADERLESS_S = 2.0
 """An election takes less, so a node that has not answered for the partition for this long is not its leader."""
-WATERMARK_STANDS_S = 3.0
+WATERMARK_STUCK_S = 3.0
 REJECTIONS_MIN = 5
 """Clients refresh their metadata after one rejection, so a leader change costs each client one or two."""
 DAMAGES_NAMED_MAX = 10
 REJECTION_ERRORS = ("NOT_LEADER_OR_FOLLOWER", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
 
 
-def no_leader(seen: Observations) -> Finding | None:
+def _lasting_s(samples: Sequence[PartitionSample], holds: Callable[[PartitionSample], bool]) -> float | None:
+    """Return how long a condition has held without a break up to the last sample, or None if it does not hold now."""
+    since: float | None = None
+    for sample in reversed(samples):
+        if not holds(sample):
+            break
+        since = sample.at_s
+    return None if since is None else samples[-1].at_s - since
+
+
+def _plural(noun: str, items: Sized) -> str:
+    return noun if len(items) == 1 else f"{noun}s"
+
+
+def no_leader(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
-        since_s = standing_s(samples, lambda sample: not sample.has_leader)
+        since_s = _lasting_s(samples, lambda sample: not sample.has_leader)
         # Two samples without a leader in the metadata suffice. Otherwise wait for longer than an election takes.
         at_once = len(samples) > 1 and samples[-1].leader < 0 and samples[-2].leader < 0
         if since_s is None or not (at_once or since_s >= LEADERLESS_S):
             continue
         evidence.append(_leaderless(seen, partition, samples[-1], since_s))
-    if not evidence:
-        return None
     named = listed(item.partition for item in evidence)
     missing = sorted(seen.silent_nodes)
-    start = f"Start node{'s' if len(missing) > 1 else ''} {listed(missing)}" if missing else "Start the missing nodes"
+    start = f"Start {_plural('node', missing)} {listed(missing)}" if missing else "Start the missing nodes"
+    have = "has" if len(evidence) == 1 else "have"
     return Finding(
         "no-leader",
-        f"partition{'s' if len(evidence) > 1 else ''} {named} of {seen.topic} {_have(evidence)} no leader: "
-        "nothing is produced or consumed there",
-        f"{start}; chronik cluster status shows who is missing. Most of the nodes must run for a leader to be elected.",
+        f"{_plural('partition', evidence)} {named} of {seen.topic} {have} no leader: nothing can be produced or "
+        "consumed there",
+        f"{start}; chronik cluster status shows which nodes are down. A leader is elected only while a majority of the "
+        "nodes runs.",
         evidence,
     )
 
 
 def _leaderless(seen: Observations, partition: int, sample: PartitionSample, since_s: float) -> Evidence:
     silent = [node for node in sample.replicas if node in seen.silent_nodes]
-    gone = f"; of its replicas {listed(sample.replicas)}, {listed(silent)} did not answer" if silent else ""
     if sample.leader < 0:
-        text = f"the metadata names no leader of partition {partition} (in sync: {listed(sample.isr)}){gone}"
+        text = f"the metadata names no leader of partition {partition} (in sync: {listed(sample.isr)})"
     elif sample.leader in seen.silent_nodes:
         reason = seen.silent_nodes[sample.leader]
-        text = (
-            f"the metadata still names node {sample.leader} for partition {partition}, which is silent: {reason}{gone}"
-        )
+        text = f"node {sample.leader} leads partition {partition} in the metadata, but does not answer: {reason}"
     else:
-        text = f"node {sample.leader}, named by the metadata, does not lead partition {partition}: {sample.error}{gone}"
+        text = (
+            f"node {sample.leader} leads partition {partition} in the metadata, but rejects requests for it: "
+            f"{sample.error}"
+        )
+    if silent:
+        text += f"; of its replicas {listed(sample.replicas)}, {listed(silent)} did not answer"
     node = sample.leader if sample.leader >= 0 else None
     return Evidence(text, partition, node, since_s=round(since_s, 1))
 
 
-def watermark_not_advancing(seen: Observations) -> Finding | None:
+def watermark_not_advancing(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
         current = samples[-1]
         end = current.log_end_offset
         if end is None:
             continue
-        stood_s = standing_s(samples, partial(_waits_behind, watermark=current.high_watermark))
-        if stood_s is None or stood_s < WATERMARK_STANDS_S:
+        stuck_s = _lasting_s(samples, partial(_is_stuck_at, current.high_watermark))
+        if stuck_s is None or stuck_s < WATERMARK_STUCK_S:
             continue
-        since_s = max(stood_s, _watermark_age_s(seen, partition))
-        evidence.append(_standing_watermark(seen, partition, current, since_s))
-    if not evidence:
-        return None
-    behind = sorted({node for item in evidence if (node := item.node) is not None})
+        since_s = max(stuck_s, _watermark_age_s(seen, partition))
+        evidence.append(_stuck_watermark(seen, partition, current, since_s))
+    lagging = sorted({node for item in evidence if (node := item.node) is not None})
     step = (
-        f"Look at node{'s' if len(behind) > 1 else ''} {listed(behind)}: start or resume what is down or paused"
-        if behind
-        else "Look at the leader's disk (chronik_fsync_seconds) and at its followers' logs"
+        f"Check {_plural('node', lagging)} {listed(lagging)}, and start or resume what is down or paused"
+        if lagging
+        else "Check the leader's disk (chronik_fsync_seconds) and the logs of its followers"
     )
     return Finding(
         "watermark-not-advancing",
-        f"the high watermark of partition{'s' if len(evidence) > 1 else ''} {listed(e.partition for e in evidence)} of "
-        f"{seen.topic} stands still while records wait behind it: consumers cannot see them",
-        f"{step}; or, if fewer copies are acceptable, lower min.insync.replicas of the topic.",
+        f"the high watermark of {_plural('partition', evidence)} {listed(e.partition for e in evidence)} of "
+        f"{seen.topic} does not advance although the log has records beyond it: consumers cannot see them",
+        f"{step}; or, if fewer replicas are acceptable, lower min.insync.replicas of the topic.",
         evidence,
     )
 
 
-def _waits_behind(sample: PartitionSample, watermark: int | None) -> bool:
+def _is_stuck_at(watermark: int | None, sample: PartitionSample) -> bool:
     """Return whether records were beyond this watermark, or beyond one that the leader does not know yet."""
     end = sample.log_end_offset
     return end is not None and sample.high_watermark == watermark and (watermark is None or end > watermark)
 
 
-def _standing_watermark(seen: Observations, partition: int, sample: PartitionSample, since_s: float) -> Evidence:
+def _stuck_watermark(seen: Observations, partition: int, sample: PartitionSample, since_s: float) -> Evidence:
     end, watermark = sample.log_end_offset or 0, sample.high_watermark
     needed = seen.min_insync_replicas
     missing = [node for node in sample.replicas if node not in sample.isr]
@@ -108,17 +120,17 @@ def _standing_watermark(seen: Observations, partition: int, sample: PartitionSam
     late = [node for node in sample.isr if node != sample.leader and ends.get(node, end) < end]
     silent = [node for node in sample.isr if node in seen.silent_nodes]
     parts = [
-        f"partition {partition}: watermark {'not told' if watermark is None else watermark}, log end {end} on node "
+        f"partition {partition}: watermark {'unknown' if watermark is None else watermark}, log end {end} on node "
         f"{sample.leader}, in sync {listed(sample.isr)} of {listed(sample.replicas)}"
     ]
     if needed is not None and len(sample.isr) < needed:
-        parts.append(f"min.insync.replicas={needed} needs {needed - len(sample.isr)} more")
+        parts.append(f"min.insync.replicas={needed} requires {needed - len(sample.isr)} more")
     if missing:
         parts.append(f"node {listed(missing)} left the in-sync replicas")
     if silent:
-        parts.append(f"node {listed(silent)} is in sync by the metadata and does not answer")
+        parts.append(f"node {listed(silent)} is in sync in the metadata, but does not answer")
     elif late:
-        parts.append(f"node {listed(late)} is in sync and behind at {listed(ends[node] for node in late)}")
+        parts.append(f"node {listed(late)} is in sync, but its log ends at {listed(ends[node] for node in late)}")
     culprits = missing or silent or late
     numbers: dict[str, float] = {"log_end_offset": end}
     if watermark is not None:
@@ -135,25 +147,24 @@ def _watermark_age_s(seen: Observations, partition: int) -> float:
     return max(seen.watermark_age_s.get(partition, 0.0), traced_s)
 
 
-def leadership_rejections(seen: Observations) -> Finding | None:
+def leadership_rejections(seen: Observations) -> Finding:
     """Detect nodes that keep rejecting requests for partitions they do not lead: a client has stale metadata."""
-    readings = seen.rejections
-    if len(readings) < 3:
-        return None
-    first, middle, final = readings[0], readings[len(readings) // 2], readings[-1]
+    # A count must rise from the first sample to the middle one and to the last, so fewer than three never match.
+    samples = seen.rejections or [RejectionSample(0.0, {})]
+    first, middle, final = samples[0], samples[len(samples) // 2], samples[-1]
     evidence: list[Evidence] = []
     for key, count in sorted(final.counts.items()):
         node, partition = key
         before, halfway = first.counts.get(key, 0), middle.counts.get(key, 0)
         if count - before < REJECTIONS_MIN or not before < halfway < count:
             continue
-        leader = last(seen.partitions.get(partition, ())).leader if partition in seen.partitions else -1
+        leader = seen.partitions[partition][-1].leader if partition in seen.partitions else -1
         clients = _rejected_clients(seen, node, partition)
-        who = f" of {join(clients)}" if clients else ""
+        senders = f" of {listed(clients)}" if clients else ""
         evidence.append(
             Evidence(
-                f"node {node} refused {count - before} requests{who} for partition {partition} within "
-                f"{final.at_s - first.at_s:.0f} s, since it does not lead it: node {leader} does",
+                f"node {node} rejected {count - before} requests{senders} for partition {partition} within "
+                f"{final.at_s - first.at_s:.0f} s, because node {leader} leads it",
                 partition,
                 node,
                 client=clients[0] if clients else None,
@@ -161,15 +172,17 @@ def leadership_rejections(seen: Observations) -> Finding | None:
                 numbers={"rejections": count - before},
             )
         )
-    if not evidence:
-        return None
     known = sorted({item.client for item in evidence if item.client})
-    who = f"Have {join(known)}" if known else f"Find the client (chronik trace on {seen.topic} shows it), and have it"
+    step = (
+        f"Make {listed(known)} refresh the metadata"
+        if known
+        else f"Find the client (chronik trace on {seen.topic} shows it) and make it refresh its metadata"
+    )
     return Finding(
         "leadership-rejections",
-        f"requests for {seen.topic} keep coming to nodes that do not lead it, and are refused",
-        f"{who} look up the leaders again (a shorter metadata.max.age, or a restart), and set forwarding = true on the "
-        "nodes, so that produce requests are passed on.",
+        f"clients keep sending requests for {seen.topic} to nodes that do not lead it, which reject them",
+        f"{step} (a shorter metadata.max.age, or a restart), and set forwarding = true on the nodes, so that they "
+        "forward produce requests to the leader.",
         evidence,
     )
 
@@ -177,7 +190,7 @@ def leadership_rejections(seen: Observations) -> Finding | None:
 def _rejected_clients(seen: Observations, node: int, partition: int) -> list[str]:
     return sorted(
         {
-            event.client_id or "a client without a name"
+            event.client_id or UNNAMED_CLIENT
             for event in seen.traces
             if isinstance(event, ProduceRejected | FetchServed)
             and (event.node, event.partition) == (node, partition)
@@ -187,10 +200,10 @@ def _rejected_clients(seen: Observations, node: int, partition: int) -> list[str
     )
 
 
-def under_replicated(seen: Observations) -> Finding | None:
+def under_replicated(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
-        since_s = standing_s(samples, lambda sample: len(sample.isr) < len(sample.replicas))
+        since_s = _lasting_s(samples, lambda sample: len(sample.isr) < len(sample.replicas))
         if since_s is None or (len(samples) > 1 and since_s == 0):
             continue
         sample = samples[-1]
@@ -199,58 +212,51 @@ def under_replicated(seen: Observations) -> Finding | None:
         if changes:
             since_s = max(since_s, seen.ago_s(changes[-1]))
         reasons = [f"node {node}: {seen.silent_nodes[node]}" for node in missing if node in seen.silent_nodes]
-        why = f" ({join(reasons)})" if reasons else ""
+        why = f" ({listed(reasons)})" if reasons else ""
         evidence.append(
             Evidence(
-                f"partition {partition}: in sync {listed(sample.isr)} of {listed(sample.replicas)}, without "
+                f"partition {partition}: in sync {listed(sample.isr)} of {listed(sample.replicas)}, missing "
                 f"{listed(missing)}{why}",
                 partition,
                 missing[0],
                 since_s=round(since_s, 1),
             )
         )
-    if not evidence:
-        return None
     nodes = sorted({node for item in evidence if (node := item.node) is not None})
     return Finding(
         "under-replicated",
-        f"{len(evidence)} of {len(seen.partitions)} partitions of {seen.topic} have fewer replicas in sync than they "
-        "should: nothing is lost, but fewer further failures can be survived",
-        f"Start node {listed(nodes)}, or wait if it is catching up; chronik cluster status shows the rest.",
+        f"{len(evidence)} of {len(seen.partitions)} partitions of {seen.topic} have replicas that are not in sync: no "
+        "record is lost, but the topic tolerates fewer failures",
+        f"Start node {listed(nodes)}, or wait while it catches up; chronik cluster status shows all nodes.",
         evidence,
     )
 
 
-class Rule(NamedTuple):
-    verdict: Verdict
-    find: Callable[[Observations], Finding | None]
-
-
-PRECEDENCE: tuple[Rule, ...] = (
-    Rule("no-leader", no_leader),
-    Rule("watermark-not-advancing", watermark_not_advancing),
-    Rule("fetch-hang", fetch_hang),
-    Rule("leadership-rejections", leadership_rejections),
-    Rule("consumer-stopped", consumer_stopped),
-    Rule("partition-imbalance", partition_imbalance),
-    Rule("under-replicated", under_replicated),
+PRECEDENCE: tuple[Callable[[Observations], Finding], ...] = (
+    no_leader,
+    watermark_not_advancing,
+    fetch_hang,
+    leadership_rejections,
+    consumer_stopped,
+    partition_imbalance,
+    under_replicated,
 )
 
 
 def judge(seen: Observations) -> Diagnosis:
     """Return the verdict for the observations."""
-    found = [finding for rule in PRECEDENCE if (finding := rule.find(seen)) is not None]
-    views = tuple(_view(seen, partition, samples) for partition, samples in sorted(seen.partitions.items()))
-    finding = found[0] if found else _healthy(seen)
+    findings = [finding for rule in PRECEDENCE if (finding := rule(seen)).evidence]
+    partitions = tuple(_examined(seen, partition, samples) for partition, samples in sorted(seen.partitions.items()))
+    finding = findings[0] if findings else _healthy(seen)
     return Diagnosis(
         seen.topic,
         finding.verdict,
         finding.summary,
         finding.next_step,
         (*finding.evidence, *_damages(seen)),
-        views,
-        also=tuple(other.verdict for other in found[1:]),
-        group=seen.asked_group,
+        partitions,
+        also=tuple(other.verdict for other in findings[1:]),
+        group=seen.requested_group,
         seconds=round(seen.seconds, 1),
         notes=tuple(seen.notes),
     )
@@ -259,8 +265,8 @@ def judge(seen: Observations) -> Diagnosis:
 def _healthy(seen: Observations) -> Finding:
     count = len(seen.partitions)
     slowest_ms = max((probe.elapsed_ms for probe in seen.fetches), default=None)
-    fetches = "" if slowest_ms is None else f", fetches were answered within {slowest_ms:.0f} ms"
-    evidence = [Evidence(f"all {count} partitions have a leader, and all their replicas in sync{fetches}")]
+    fetches = "" if slowest_ms is None else f"; fetches were answered within {slowest_ms:.0f} ms"
+    evidence = [Evidence(f"all {count} partitions have a leader and all replicas in sync{fetches}")]
     for group, samples in sorted(seen.groups.items()):
         lag = sum(view["lag"] or 0 for view in _lags(seen, group).values())
         evidence.append(
@@ -270,20 +276,22 @@ def _healthy(seen: Observations) -> Finding:
                 numbers={"lag": lag},
             )
         )
-    return Finding("healthy", f"{seen.topic} is well: what is produced can be consumed", "Nothing to do.", evidence)
+    return Finding(
+        "healthy", f"{seen.topic} is healthy: consumers can read what is produced", "Nothing to do.", evidence
+    )
 
 
 def _damages(seen: Observations) -> list[Evidence]:
     """List damaged replicas, unhealed ones first. They yield no verdict; the rules judge their consequences."""
     evidence: list[Evidence] = []
     for damage in sorted(seen.damages, key=lambda damage: damage.state == "healed")[:DAMAGES_NAMED_MAX]:
-        outcome = "it fetches that again" if damage.state == "fetching" else "it is healed"
+        outcome = "it is fetching these records again" if damage.state == "fetching" else "it is healed"
         if damage.state == "waiting":
             outcome = f"it is not healed yet: {damage.waits_for or 'it was found just now'}"
         evidence.append(
             Evidence(
-                f"node {damage.node} found damage in its replica of partition {damage.partition} by {damage.how}, from "
-                f"offset {damage.offset} on ({damage.reason}); {outcome}",
+                f"node {damage.node} found damage in its replica of partition {damage.partition} by {damage.how}, "
+                f"starting at offset {damage.offset} ({damage.reason}); {outcome}",
                 damage.partition,
                 damage.node,
                 numbers={"offset": damage.offset},
@@ -292,11 +300,11 @@ def _damages(seen: Observations) -> list[Evidence]:
     return evidence
 
 
-def _view(seen: Observations, partition: int, samples: list[PartitionSample]) -> PartitionView:
+def _examined(seen: Observations, partition: int, samples: list[PartitionSample]) -> ExaminedPartition:
     sample = samples[-1]
     end, watermark = sample.log_end_offset, sample.high_watermark
     times = [probe.elapsed_ms for probe in seen.fetches if probe.partition == partition]
-    return PartitionView(
+    return ExaminedPartition(
         partition,
         sample.leader,
         sample.replicas,
@@ -311,14 +319,10 @@ def _view(seen: Observations, partition: int, samples: list[PartitionSample]) ->
 
 
 def _lags(seen: Observations, group: str) -> Mapping[int, dict[str, int | None]]:
-    found: dict[int, dict[str, int | None]] = {}
+    lags: dict[int, dict[str, int | None]] = {}
     for partition, committed in seen.groups[group][-1].committed.items():
         samples = seen.partitions.get(partition)
         watermark = samples[-1].high_watermark if samples else None
         lag = None if watermark is None else max(0, watermark - committed)
-        found[partition] = {"committed": committed, "lag": lag}
-    return found
-
-
-def _have(evidence: list[Evidence]) -> str:
-    return "have" if len(evidence) > 1 else "has"
+        lags[partition] = {"committed": committed, "lag": lag}
+    return lags

@@ -218,7 +218,7 @@ class Metrics:
             rejections.add_metric([topic, str(index)], count)
         yield rejections
         group_lag = GaugeMetricFamily(
-            "chronik_group_lag", "Log end minus the group's committed offset.", labels=["group", *labels]
+            "chronik_group_lag", "High watermark minus the group's committed offset.", labels=["group", *labels]
         )
         for group in self.groups():
             group_lag.add_metric([group.group, group.topic, str(group.partition)], group.lag)

@@ -1,15 +1,19 @@
-"""JSON responses, error responses that say what to do, and parsing of query parameters."""
+"""JSON responses, error responses that say what to do, and query parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chronik.web.schemas import Error
+
 JSON = "application/json"
+INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
 
@@ -23,11 +27,9 @@ class Refusal(Exception):
         self.status = status
 
 
-def json_answer(value: Any, status: int = 200) -> Response:
-    return encoded_answer(msgspec.json.encode(value), status)
-
-
-def encoded_answer(body: bytes, status: int = 200) -> Response:
+def json_answer(value: object, status: int = 200) -> Response:
+    """Return a response. Bytes are JSON already."""
+    body = value if isinstance(value, bytes) else msgspec.json.encode(value)
     # A node's state is outdated within a second.
     return Response(body, status_code=status, media_type=JSON, headers={"cache-control": "no-store"})
 
@@ -35,7 +37,7 @@ def encoded_answer(body: bytes, status: int = 200) -> Response:
 async def refused(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for `Refusal`."""
     assert isinstance(error, Refusal)
-    answer = json_answer({"error": error.line}, error.status)
+    answer = json_answer(Error(error.line), error.status)
     if error.status == 503:
         answer.headers["retry-after"] = "1"
     return answer
@@ -44,55 +46,114 @@ async def refused(request: Request, error: Exception) -> Response:
 async def not_here(request: Request, error: Exception) -> Response:
     """Starlette's handler for unknown paths, and for methods that would change something."""
     if getattr(error, "status_code", 404) == 405:
-        answer = json_answer({"error": "nothing can be changed here: ask with GET"}, 405)
+        answer = json_answer(Error("this API is read-only: use GET"), 405)
         answer.headers["allow"] = "GET, HEAD"
         return answer
-    line = f"nothing is at {request.url.path[:200]}: see / for the page, or /api/cluster and /api/topics"
-    return json_answer({"error": line}, 404)
+    line = f"{request.url.path[:200]} does not exist: see / for the page, or /api/openapi.json for the API"
+    return json_answer(Error(line), 404)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A query parameter that is an integer between `low` and `high`."""
+
+    name: str
+    low: int = 0
+    high: int = INT64_MAX
+    default: int | None = None
+    is_required: bool = False
+    description: str = ""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        default = {} if self.default is None else {"default": self.default}
+        return {"type": "integer", "minimum": self.low, "maximum": self.high, **default}
+
+    @property
+    def range(self) -> str:
+        return f"{self.low} or more" if self.high == INT64_MAX else f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A query parameter that is 0 or 1."""
+
+    name: str
+    description: str = ""
+    is_required = False
+    schema = {"type": "integer", "enum": [0, 1]}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Text:
+    name: str
+    characters_max: int | None = None
+    description: str = ""
+    is_required = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return (
+            {"type": "string"} if self.characters_max is None else {"type": "string", "maxLength": self.characters_max}
+        )
+
+
+Parameter: TypeAlias = Number | Flag | Text
 
 
 class Parameters:
-    """A request's query parameters. Every name must be known, and every number must be within its bounds."""
+    """A request's query parameters, and the `name` in its path.
 
-    def __init__(self, request: Request, known: tuple[str, ...]) -> None:
+    Unless `declared` is None, every query parameter of the request must be declared.
+    """
+
+    def __init__(self, request: Request, declared: tuple[Parameter, ...] | None) -> None:
+        self.name: str = request.path_params.get("name", "")
         self._values: Mapping[str, str] = request.query_params
+        if declared is None:
+            return
+        names = [parameter.name for parameter in declared]
         for name in self._values:
-            if name not in known:
-                asked = f"use {', '.join(known)}" if known else "there are none here"
-                raise Refusal(400, f"unknown parameter {name[:100]}: {asked}")
+            if name not in names:
+                usable = f"use {', '.join(names)}" if names else "this path takes none"
+                raise Refusal(400, f"unknown parameter {name[:100]}: {usable}")
 
     def given(self) -> dict[str, str]:
         """Return all parameters, to forward the request to another node."""
         return dict(self._values)
 
-    def has(self, name: str) -> bool:
-        return name in self._values
+    def reject_both(self, one: Parameter, other: Parameter) -> None:
+        if one.name in self._values and other.name in self._values:
+            raise Refusal(400, f"{one.name} and {other.name} were both given: pass one of them")
 
-    def text(self, name: str) -> str | None:
+    def text(self, text: Text) -> str | None:
         """Return None if the parameter is missing or empty."""
-        return self._values.get(name) or None
+        value = self._values.get(text.name) or None
+        if value is not None and text.characters_max is not None and len(value) > text.characters_max:
+            raise Refusal(400, f"{text.name} has {len(value)} characters: pass at most {text.characters_max}")
+        return value
 
-    def flag(self, name: str) -> bool:
-        value = self._values.get(name, "0")
+    def flag(self, flag: Flag) -> bool:
+        value = self._values.get(flag.name, "0")
         if value not in ("0", "1"):
-            raise Refusal(400, f"{name}={value[:100]} is unknown: pass 0 or 1")
+            raise Refusal(400, f"{flag.name}={value[:100]} is invalid: pass 0 or 1")
         return value == "1"
 
-    def number(self, name: str, default: int | None, low: int = 0, high: int = INT64_MAX) -> int:
-        """Return an integer. Without a default, the parameter is required."""
-        value = self._values.get(name)
-        if value is None:
-            if default is None:
+    def optional(self, number: Number) -> int | None:
+        return self.number(number) if number.name in self._values else None
+
+    def number(self, number: Number) -> int:
+        """Return the given value or the default. Without a default, the parameter is required."""
+        name = number.name
+        text = self._values.get(name)
+        if text is None:
+            if number.default is None:
                 raise Refusal(400, f"{name} is missing: pass {name}=N")
-            return default
-        digits = value.removeprefix("-")
+            return number.default
+        digits = text.removeprefix("-")
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
-            raise Refusal(400, f"{name}={value[:100]} is no whole number: pass {_range(low, high)}")
-        number = int(value)
-        if not low <= number <= high:
-            raise Refusal(400, f"{name}={number} is out of range: pass {_range(low, high)}")
-        return number
-
-
-def _range(low: int, high: int) -> str:
-    return f"{low} or more" if high == INT64_MAX else f"{low} to {high}"
+            raise Refusal(400, f"{name}={text[:100]} is not a whole number: pass {number.range}")
+        value = int(text)
+        if not number.low <= value <= number.high:
+            raise Refusal(400, f"{name}={value} is out of range: pass {number.range}")
+        return value

@@ -11,10 +11,12 @@ leader.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,116 +24,37 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from chronik.doctor import Diagnosis
 from chronik.observe.metrics import render
-from chronik.web import batches, diagnosis, messages, traces
-from chronik.web.answers import Parameters, Refusal, encoded_answer, json_answer, not_here, refused
-from chronik.web.asked_brokers import AskedBrokers
+from chronik.web import batches, doctor, events, messages, schemas, traces
+from chronik.web.answers import Parameters, Refusal, json_answer, not_here, refused
 from chronik.web.events import EventHub
 from chronik.web.group_views import group_view, groups_view
-from chronik.web.node_view import NodeView, require_image, require_topic
+from chronik.web.node_view import NOT_READY, NodeView, require_image, require_topic
 from chronik.web.offsets import OffsetSampler
-from chronik.web.page_files import page_routes
+from chronik.web.openapi import PLAIN_TEXT, Endpoint, describe
 from chronik.web.safe_headers import SafeHeaders
 from chronik.web.views import cluster_view, damages_view, topic_view, topics_view
 
+T = TypeVar("T")
+
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-DESCRIPTION = Path(__file__).with_name("openapi.json")
-"""The API description, maintained by hand. Tests check it against the routes; schemathesis checks the responses."""
-ASKING_MAX = 4
+SAMPLING_MAX = 4
 """How many requests may query every broker at the same time. Further requests wait."""
+PAGE_FOLDER = Path(__file__).parent / "page"
+PAGE_CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 
 
 def create_app(node: NodeView) -> Starlette:
     """Return the application for one node. It runs on the node's event loop and reads the node's state there."""
-
-    async def healthz(request: Request) -> Response:
-        return PlainTextResponse("alive\n")
-
-    async def readyz(request: Request) -> Response:
-        if node.is_ready:
-            return PlainTextResponse("ready\n")
-        return PlainTextResponse("not serving: starting, stopping or cut off from the controller\n", status_code=503)
-
-    async def metrics(request: Request) -> Response:
-        # Import Prometheus' library and render the text off the event loop, because both would delay other requests.
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, _import_prometheus)
-        families = list(node.metrics.collect())
-        text = await loop.run_in_executor(None, render, families)
-        return Response(text, headers={"content-type": METRICS_CONTENT_TYPE})
-
-    async def described(request: Request) -> Response:
-        Parameters(request, ())
-        return encoded_answer(description)
-
-    async def cluster(request: Request) -> Response:
-        Parameters(request, ())
-        # Counting thousands of partitions takes time. The image is immutable, so this can run off the event loop.
-        image, damages = require_image(node), damages_view(node)
-        count = partial(cluster_view, node.node_id, image, node.controller_id, damages)
-        return json_answer(await asyncio.get_running_loop().run_in_executor(None, count))
-
-    async def topics(request: Request) -> Response:
-        Parameters(request, ())
-        return json_answer(await asyncio.get_running_loop().run_in_executor(None, topics_view, require_image(node)))
-
-    async def topic(request: Request) -> Response:
-        Parameters(request, ())
-        return json_answer(topic_view(node, require_topic(node, request.path_params["name"])))
-
-    async def topic_batches(request: Request) -> Response:
-        parameters = Parameters(request, batches.PARAMETERS)
-        found = require_topic(node, request.path_params["name"])
-        return encoded_answer(await batches.batches_page(node, found, parameters))
-
-    async def topic_messages(request: Request) -> Response:
-        parameters = Parameters(request, messages.PARAMETERS)
-        found = require_topic(node, request.path_params["name"])
-        return encoded_answer(await messages.messages_page(node, found, parameters))
-
-    async def groups(request: Request) -> Response:
-        Parameters(request, ())
-        async with asking:
-            return json_answer(await _asked(node, groups_view))
-
-    async def group(request: Request) -> Response:
-        Parameters(request, ())
-        name = request.path_params["name"]
-        async with asking:
-            return json_answer(await _asked(node, partial(group_view, name)))
-
-    async def ring(request: Request) -> Response:
-        return encoded_answer(await traces.traces_page(node, Parameters(request, traces.PARAMETERS)))
-
-    async def examine(request: Request) -> Response:
-        parameters = Parameters(request, diagnosis.PARAMETERS)
-        return json_answer(await doctor.examine(request.path_params["name"], parameters))
-
-    async def event_stream(request: Request) -> Response:
-        return hub.open(request)
-
-    description = DESCRIPTION.read_bytes()
     hub = EventHub(node)
-    doctor = diagnosis.Doctor(node)
-    asking = asyncio.Semaphore(ASKING_MAX)
     app = Starlette(
-        routes=[
-            Route("/healthz", healthz),
-            Route("/readyz", readyz),
-            Route("/metrics", metrics),
-            Route("/api/openapi.json", described),
-            Route("/api/cluster", cluster),
-            Route("/api/topics", topics),
-            Route("/api/topics/{name}", topic),
-            Route("/api/topics/{name}/batches", topic_batches),
-            Route("/api/topics/{name}/messages", topic_messages),
-            Route("/api/groups", groups),
-            Route("/api/groups/{name:path}", group),
-            Route("/api/traces", ring),
-            Route("/api/doctor/{name}", examine),
-            Route("/api/events", event_stream),
-            *page_routes(),
-        ],
+        routes=[*(_route(endpoint) for endpoint in _endpoints(node, hub)), *_page_routes()],
         exception_handlers={Refusal: refused, 404: not_here, 405: not_here},
         middleware=[Middleware(SafeHeaders)],
     )
@@ -139,17 +62,147 @@ def create_app(node: NodeView) -> Starlette:
     return app
 
 
-async def _asked(
-    node: NodeView, view: Callable[[NodeView, OffsetSampler, AskedBrokers], Awaitable[dict[str, Any]]]
-) -> dict[str, Any]:
-    """Run a view that queries other brokers, over its own connections."""
-    sampler, brokers = OffsetSampler(node), AskedBrokers()
-    try:
-        return await view(node, sampler, brokers)
-    finally:
-        await sampler.close()
-        await brokers.close()
+def _route(endpoint: Endpoint) -> Route:
+    async def respond(request: Request) -> Response:
+        answer = await endpoint.handle(Parameters(request, endpoint.parameters))
+        return answer if isinstance(answer, Response) else json_answer(answer)
+
+    return Route(endpoint.path, respond)
 
 
-def _import_prometheus() -> None:
-    import prometheus_client.core  # noqa: F401
+def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
+    sampling = asyncio.Semaphore(SAMPLING_MAX)
+
+    async def healthz(parameters: Parameters) -> Response:
+        return PlainTextResponse("alive\n")
+
+    async def readyz(parameters: Parameters) -> Response:
+        if node.is_ready:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse(f"not serving: {NOT_READY}\n", status_code=503)
+
+    async def metrics(parameters: Parameters) -> Response:
+        # Import Prometheus' library and render the text off the event loop, because both would delay other requests.
+        await asyncio.to_thread(import_module, "prometheus_client.core")
+        text = await asyncio.to_thread(render, list(node.metrics.collect()))
+        return Response(text, headers={"content-type": METRICS_CONTENT_TYPE})
+
+    async def description(parameters: Parameters) -> schemas.OpenApi:
+        return await asyncio.to_thread(describe, endpoints)
+
+    async def cluster(parameters: Parameters) -> schemas.Cluster:
+        # Counting thousands of partitions takes time. The image is immutable, so this can run off the event loop.
+        image, damages = require_image(node), damages_view(node)
+        return await asyncio.to_thread(cluster_view, node.node_id, image, node.controller_id, damages)
+
+    async def topics(parameters: Parameters) -> schemas.Topics:
+        return await asyncio.to_thread(topics_view, require_image(node))
+
+    async def topic(parameters: Parameters) -> schemas.Topic:
+        return topic_view(node, require_topic(node, parameters.name))
+
+    async def groups(parameters: Parameters) -> schemas.Groups:
+        return await sampled(partial(groups_view, node))
+
+    async def group(parameters: Parameters) -> schemas.Group:
+        return await sampled(partial(group_view, parameters.name, node))
+
+    async def sampled(view: Callable[[OffsetSampler], Awaitable[T]]) -> T:
+        """Run a view that queries other brokers, over its own connections."""
+        async with sampling:
+            sampler = OffsetSampler(node)
+            try:
+                return await view(sampler)
+            finally:
+                await sampler.close()
+
+    plain = partial(Endpoint, parameters=None, media_type=PLAIN_TEXT)
+    endpoints = [
+        plain("/healthz", healthz, "Whether the process is alive.", is_always_available=True),
+        plain("/readyz", readyz, "Whether the node serves clients."),
+        plain("/metrics", metrics, "The Prometheus metrics of this node.", is_always_available=True),
+        Endpoint("/api/openapi.json", description, "This description.", schemas.OpenApi, is_always_available=True),
+        Endpoint("/api/cluster", cluster, "The cluster as this node knows it.", schemas.Cluster),
+        Endpoint("/api/topics", topics, "A summary of each topic.", schemas.Topics),
+        Endpoint(
+            "/api/topics/{name}", topic, "One topic, with the offsets of this node's own replicas.", schemas.Topic
+        ),
+        Endpoint(
+            "/api/topics/{name}/batches",
+            partial(batches.batches_page, node),
+            "The headers of a range of batches.",
+            schemas.Batches,
+            batches.PARAMETERS,
+        ),
+        Endpoint(
+            "/api/topics/{name}/messages",
+            partial(messages.messages_page, node),
+            "Decoded records.",
+            schemas.Messages,
+            messages.PARAMETERS,
+        ),
+        Endpoint("/api/groups", groups, "Consumer groups, the largest lag first.", schemas.Groups),
+        Endpoint(
+            "/api/groups/{name:path}",
+            group,
+            "One group with its members and partitions. Its name may contain slashes.",
+            schemas.Group,
+        ),
+        Endpoint(
+            "/api/traces",
+            partial(traces.traces_page, node),
+            "The trace events of this node.",
+            schemas.Traces,
+            traces.PARAMETERS,
+            is_always_available=True,
+        ),
+        Endpoint(
+            "/api/doctor/{name}",
+            doctor.Doctor(node).examine,
+            "Examine a topic: one verdict with its evidence.",
+            Diagnosis,
+            doctor.PARAMETERS,
+        ),
+        Endpoint(
+            "/api/events",
+            hub.open,
+            "Server-sent events. The stream ends when the node stops.",
+            parameters=events.PARAMETERS,
+            media_type=events.EVENT_STREAM,
+        ),
+    ]
+    return endpoints
+
+
+def _page_routes() -> list[Route]:
+    """Return the routes of `/` and of the files that it uses."""
+    files = {path.name: PageFile(path) for path in sorted(PAGE_FOLDER.iterdir()) if path.suffix in PAGE_CONTENT_TYPES}
+
+    async def index(request: Request) -> Response:
+        return files["index.html"].answer(request)
+
+    async def file(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in files:
+            raise Refusal(404, f"the page has no file {name[:100]}: see /")
+        return files[name].answer(request)
+
+    return [Route("/", index), Route("/page/{name}", file)]
+
+
+class PageFile:
+    """A file of the page, read once. Browsers revalidate it on every request, since the node may have been upgraded."""
+
+    def __init__(self, path: Path) -> None:
+        self._content = path.read_bytes()
+        self._headers = {
+            "content-type": PAGE_CONTENT_TYPES[path.suffix],
+            "etag": f'"{hashlib.sha256(self._content).hexdigest()[:32]}"',
+            "cache-control": "no-cache",
+        }
+
+    def answer(self, request: Request) -> Response:
+        etags = request.headers.get("if-none-match", "")
+        if self._headers["etag"] in [etag.strip().removeprefix("W/") for etag in etags.split(",")]:
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._content, headers=self._headers)

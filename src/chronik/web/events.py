@@ -16,24 +16,25 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from chronik.web.answers import Parameters, Refusal
-from chronik.web.feeds import ClusterFeed, Feed, GroupFeed, GroupsFeed, TopicFeed, TopicsFeed
-from chronik.web.listeners import Listener
+from chronik.web.answers import Flag, Parameters, Refusal, Text
+from chronik.web.feeds import ClusterFeed, Feed, GroupFeed, GroupsFeed, Listener, TopicFeed, TopicsFeed
 from chronik.web.node_view import NodeView
 from chronik.web.traces import TracesFeed
 
-PARAMETERS = ("topics", "topic", "groups", "group", "traces")
+TOPICS, GROUPS, TRACES = Flag("topics"), Flag("groups"), Flag("traces")
+TOPIC, GROUP = (Text(name, characters_max=1000) for name in ("topic", "group"))
+PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRACES)
 LISTENERS_MAX = 64
 EVENT_STREAM = "text/event-stream"
 RECONNECT_MS = 1000
 SEND_TIMEOUT_S = 60.0
-NAME_CHARACTERS_MAX = 1000
 
 FeedKey = tuple[str, str]
+"""The kind of event, and the topic or group; empty if there is none."""
+FeedMakers = dict[FeedKey, Callable[[], Feed]]
 
 
 class EventHub:
@@ -44,18 +45,17 @@ class EventHub:
         self._feeds: dict[FeedKey, Feed] = {}
         self._listeners: dict[Listener, list[FeedKey]] = {}
 
-    def open(self, request: Request) -> EventStream:
-        """Return a stream for one request. Raises Refusal for an unknown parameter or for too many listeners."""
-        parameters = Parameters(request, PARAMETERS)
-        wanted = self._wanted(parameters)
+    async def open(self, parameters: Parameters) -> EventStream:
+        """Return a stream for one request. Raises Refusal if there are too many listeners."""
+        feeds = self._requested(parameters)
         if len(self._listeners) >= LISTENERS_MAX:
-            raise Refusal(503, f"{LISTENERS_MAX} listeners are here already: close a page, or ask another node")
-        return EventStream(self, wanted)
+            raise Refusal(503, f"{LISTENERS_MAX} listeners are connected, the limit: close a page, or use another node")
+        return EventStream(self, feeds)
 
-    def listen(self, wanted: dict[FeedKey, Callable[[], Feed]]) -> Listener:
+    def listen(self, feeds: FeedMakers) -> Listener:
         listener = Listener()
-        self._listeners[listener] = list(wanted)
-        for key, make in wanted.items():
+        self._listeners[listener] = list(feeds)
+        for key, make in feeds.items():
             feed = self._feeds.get(key)
             if feed is None:
                 feed = self._feeds[key] = make()
@@ -79,68 +79,57 @@ class EventHub:
             self.leave(listener)
         await asyncio.gather(*(feed.stopped() for feed in feeds))
 
-    def _wanted(self, parameters: Parameters) -> dict[FeedKey, Callable[[], Feed]]:
+    def _requested(self, parameters: Parameters) -> FeedMakers:
         node = self._node
-        topic, group = parameters.text("topic"), parameters.text("group")
-        for name in (topic, group):
-            if name is not None and len(name) > NAME_CHARACTERS_MAX:
-                raise Refusal(400, f"a name of {len(name)} characters is none: see /api/topics and /api/groups")
-        wanted: dict[FeedKey, Callable[[], Feed]] = {("cluster", ""): lambda: ClusterFeed(node)}
-        if parameters.flag("topics"):
-            wanted["topics", ""] = lambda: TopicsFeed(node)
+        topic, group = parameters.text(TOPIC), parameters.text(GROUP)
+        feeds: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node)}
+        if parameters.flag(TOPICS):
+            feeds["topics", ""] = lambda: TopicsFeed(node)
         if topic is not None:
-            wanted["topic", topic] = lambda: TopicFeed(node, topic)
-        if parameters.flag("groups"):
-            wanted["groups", ""] = lambda: GroupsFeed(node)
+            feeds["topic", topic] = lambda: TopicFeed(node, topic)
+        if parameters.flag(GROUPS):
+            feeds["groups", ""] = lambda: GroupsFeed(node)
         if group is not None:
-            wanted["group", group] = lambda: GroupFeed(node, group)
-        if parameters.flag("traces"):
-            wanted["traces", topic or ""] = lambda: TracesFeed(node, topic)
-        return wanted
+            feeds["group", group] = lambda: GroupFeed(node, group)
+        if parameters.flag(TRACES):
+            feeds["traces", topic or ""] = lambda: TracesFeed(node, topic)
+        return feeds
 
 
 class EventStream(Response):
     """The response. It runs until the reader disconnects or the node stops."""
 
-    def __init__(self, hub: EventHub, wanted: dict[FeedKey, Callable[[], Feed]]) -> None:
+    def __init__(self, hub: EventHub, feeds: FeedMakers) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"}, media_type=EVENT_STREAM)
         self._hub = hub
-        self._wanted = wanted
+        self._feeds = feeds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(_body(b"retry: %d\n\n" % RECONNECT_MS))
-        listener = self._hub.listen(self._wanted)
-        gone = asyncio.ensure_future(_gone(receive))
+        listener = self._hub.listen(self._feeds)
+        disconnected = asyncio.ensure_future(_close_on_disconnect(receive, listener))
         try:
-            while (lines := await _unless(gone, listener)) is not None:
+            while (lines := await listener.take()) is not None:
                 # A reader that disappeared without closing its connection keeps its slot at most this long.
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await send(_body(lines))
-            if not gone.done():
+            if not disconnected.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             return
         finally:
-            gone.cancel()
+            disconnected.cancel()
             self._hub.leave(listener)
 
 
-async def _unless(gone: asyncio.Future[None], listener: Listener) -> bytes | None:
-    """Return the listener's pending events, or None if the reader disconnects first."""
-    taking = asyncio.ensure_future(listener.take())
-    either: list[asyncio.Future[Any]] = [gone, taking]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if gone.done():
-        taking.cancel()
-        return None
-    return await taking
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _close_on_disconnect(receive: Receive, listener: Listener) -> None:
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    finally:
+        listener.close()
 
 
 def _body(data: bytes) -> dict[str, Any]:

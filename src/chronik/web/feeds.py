@@ -1,28 +1,64 @@
-"""The feeds behind /api/events. Each feed is computed once for all its listeners."""
+"""The feeds behind /api/events and their listeners. Each feed is computed once for all its listeners."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from chronik.metadata.image import PartitionImage, TopicImage
+from chronik.web import schemas
 from chronik.web.answers import Refusal
-from chronik.web.asked_brokers import AskedBrokers
 from chronik.web.group_views import group_view, groups_view
-from chronik.web.listeners import Listener
 from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler, Sample
-from chronik.web.views import cluster_view, damages_view, topic_summary
+from chronik.web.views import cluster_view, damages_view, partition_layout, topic_fields, topics_by_name
 
+CHUNKS_WAITING_MAX = 32
 CLUSTER_REPEAT_S = 3.0
 PARTITIONS_PER_S = 400
 """With more partitions, sampling slows down, so that a page never keeps the nodes busy."""
 SAMPLED_PARTITIONS_MAX = 2_000
 """Over all topics in the `topics` feed. Topics beyond this limit are listed without offsets."""
+
+
+class Listener:
+    """One open stream. Owned by the event loop. What waits for a slow reader is bounded.
+
+    For an event that carries a state, only the newest is kept. For an event that adds to earlier ones, the last
+    `CHUNKS_WAITING_MAX` are kept.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, bytes] = {}
+        self._additions: list[bytes] = []
+        self._is_closed = False
+        self._wake = asyncio.Event()
+
+    def send(self, event: str, data: bytes, *, adds: bool = False) -> None:
+        line = b"event: %b\ndata: %b\n\n" % (event.encode(), data)
+        if adds:
+            self._additions.append(line)
+            del self._additions[:-CHUNKS_WAITING_MAX]
+        else:
+            self._states[event] = line
+        self._wake.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake.set()
+
+    async def take(self) -> bytes | None:
+        """Wait for pending events and return them, or None if the stream is closed."""
+        await self._wake.wait()
+        if self._is_closed:
+            return None
+        self._wake.clear()
+        lines = [*self._states.values(), *self._additions]
+        self._states, self._additions = {}, []
+        return b"".join(lines)
 
 
 class Feed(ABC):
@@ -56,7 +92,7 @@ class Feed(ABC):
     def add(self, listener: Listener) -> None:
         self._listeners[listener] = None
         if self._latest is not None:
-            listener.tell(self.event, self._latest)
+            listener.send(self.event, self._latest)
 
     def remove(self, listener: Listener) -> None:
         self._listeners.pop(listener, None)
@@ -67,18 +103,18 @@ class Feed(ABC):
                 try:
                     await self.tick()
                 except Refusal as refusal:
-                    self.tell({"error": refusal.line})
+                    self.send(schemas.Error(refusal.line))
                 except Exception as error:
                     # Report the error on the page. The next tick may succeed.
-                    self.tell({"error": f"this node could not tell: {error!r}; please report it"})
+                    self.send(schemas.Error(f"this node failed to read its state: {error!r}; please report it"))
                 await asyncio.sleep(self.pause_s())
         finally:
             await self.close()
 
-    def tell(self, value: dict[str, Any]) -> None:
-        self._latest = msgspec.json.encode(value)
+    def send(self, state: object) -> None:
+        self._latest = msgspec.json.encode(state)
         for listener in self._listeners:
-            listener.tell(self.event, self._latest)
+            listener.send(self.event, self._latest)
 
     def pause_s(self) -> float:
         """Return the pause before the next tick."""
@@ -99,22 +135,23 @@ class ClusterFeed(Feed):
 
     def __init__(self, node: NodeView) -> None:
         super().__init__(node)
-        self._told: tuple[object, ...] = ()
-        self._told_at_s = 0.0
+        self._sent: tuple[object, ...] = ()
+        self._sent_at_s = 0.0
 
     async def tick(self) -> None:
         node, image = self._node, self._node.image
         damages = damages_view(node)
         controller_id = -1 if image is None else node.controller_id
-        state = (None if image is None else image.version, controller_id, node.is_ready, damages)
-        if state == self._told and self._loop.time() - self._told_at_s < CLUSTER_REPEAT_S:
+        is_ready = node.is_ready
+        state = (None if image is None else image.version, controller_id, is_ready, damages)
+        if state == self._sent and self._loop.time() - self._sent_at_s < CLUSTER_REPEAT_S:
             return
-        view: dict[str, Any] = {"node_id": node.node_id, "error": "this node has no metadata yet: it is starting"}
+        fields: dict[str, object] = {"node_id": node.node_id, "error": "this node is starting and has no metadata yet"}
         if image is not None:
-            work = partial(cluster_view, node.node_id, image, controller_id, damages)
-            view = await self._loop.run_in_executor(None, work)
-        self._told, self._told_at_s = state, self._loop.time()
-        self.tell({**view, "is_ready": state[2]})
+            cluster = await asyncio.to_thread(cluster_view, node.node_id, image, controller_id, damages)
+            fields = msgspec.structs.asdict(cluster)
+        self._sent, self._sent_at_s = state, self._loop.time()
+        self.send({**fields, "is_ready": is_ready})
 
 
 class SampledFeed(Feed):
@@ -129,6 +166,24 @@ class SampledFeed(Feed):
 
     async def close(self) -> None:
         await self._sampler.close()
+
+
+class LivePartition(schemas.Partition, frozen=True):
+    """`node` is the node that reported the offsets, `age_ms` how long ago. `lag` is that of the high watermark.
+
+    `stands_ms` is how long the high watermark has been stuck although the log end is beyond it.
+    """
+
+    lag: int | None = None
+    rate: float | None = None
+    stands_ms: int = 0
+    node: int | None = None
+    age_ms: int | None = None
+
+
+class LiveTopic(schemas.TopicFields, frozen=True):
+    configs: dict[str, str]
+    partitions: list[LivePartition]
 
 
 class TopicFeed(SampledFeed):
@@ -147,17 +202,37 @@ class TopicFeed(SampledFeed):
         if self._node.is_ready:
             await self._sampler.sample(image, [topic])
         now_s = self._loop.time()
-        samples = self._sampler.samples
-        self.tell(
-            {
-                **topic_summary(topic),
-                "configs": dict(sorted(topic.configs.items())),
-                "partitions": [
-                    partition_line(partition, samples.get((topic.name, partition.partition)), now_s)
-                    for partition in topic.partitions
-                ],
-            }
-        )
+        partitions = [
+            _live_partition(partition, self._sampler.samples.get((topic.name, partition.partition)), now_s)
+            for partition in topic.partitions
+        ]
+        self.send(LiveTopic(*topic_fields(topic), dict(sorted(topic.configs.items())), partitions))
+
+
+def _live_partition(partition: PartitionImage, sample: Sample | None, now_s: float) -> LivePartition:
+    layout = partition_layout(partition)
+    if sample is None:
+        return LivePartition(*layout, None, None, None)
+    return LivePartition(
+        *layout,
+        sample.log_start_offset,
+        sample.log_end_offset,
+        sample.high_watermark,
+        lag=sample.lag,
+        rate=round(sample.rate, 1),
+        stands_ms=sample.stuck_ms(now_s),
+        node=sample.node,
+        age_ms=int((now_s - sample.at_s) * 1000),
+    )
+
+
+class LiveTopicSummary(schemas.TopicSummary, frozen=True):
+    """`lag` and `stands_ms` are the largest of all partitions."""
+
+    records: int | None
+    rate: float | None
+    lag: int | None
+    stands_ms: int
 
 
 class TopicsFeed(SampledFeed):
@@ -166,39 +241,41 @@ class TopicsFeed(SampledFeed):
 
     async def tick(self) -> None:
         image = require_image(self._node)
-        topics = [topic for _, topic in sorted(image.topics.items())]
+        topics = topics_by_name(image)
         if self._node.is_ready:
             await self._sampler.sample(image, _first(topics))
         now_s = self._loop.time()
-        lines = [self._line(topic, now_s) for topic in topics]
-        self.tell({"topics": lines, "version": image.version})
+        self.send({"topics": [self._summary(topic, now_s) for topic in topics], "version": image.version})
 
-    def _line(self, topic: TopicImage, now_s: float) -> dict[str, Any]:
+    def _summary(self, topic: TopicImage, now_s: float) -> LiveTopicSummary:
         samples = [self._sampler.samples.get((topic.name, partition.partition)) for partition in topic.partitions]
         known = [sample for sample in samples if sample is not None]
-        return {
-            **topic_summary(topic),
-            "records": sum(sample.log_end_offset - sample.log_start_offset for sample in known) if known else None,
-            "rate": round(sum(sample.rate for sample in known), 1) if known else None,
-            "lag": max((sample.lag for sample in known), default=None),
-            "stands_ms": max((_stands_ms(sample, now_s) for sample in known), default=0),
-        }
+        return LiveTopicSummary(
+            *topic_fields(topic),
+            partitions=len(topic.partitions),
+            records=sum(sample.log_end_offset - sample.log_start_offset for sample in known) if known else None,
+            rate=round(sum(sample.rate for sample in known), 1) if known else None,
+            lag=max((sample.lag for sample in known), default=None),
+            stands_ms=max((sample.stuck_ms(now_s) for sample in known), default=0),
+        )
+
+
+def _first(topics: list[TopicImage]) -> list[TopicImage]:
+    """Return the topics to sample: as many as fit into `SAMPLED_PARTITIONS_MAX`."""
+    partitions = 0
+    for index, topic in enumerate(topics):
+        partitions += len(topic.partitions)
+        if partitions > SAMPLED_PARTITIONS_MAX:
+            return topics[:index]
+    return topics
 
 
 class GroupsFeed(SampledFeed):
     event = "groups"
     interval_s = 2.0
 
-    def __init__(self, node: NodeView) -> None:
-        super().__init__(node)
-        self._brokers = AskedBrokers()
-
     async def tick(self) -> None:
-        self.tell(await groups_view(self._node, self._sampler, self._brokers))
-
-    async def close(self) -> None:
-        await self._brokers.close()
-        await super().close()
+        self.send(await groups_view(self._node, self._sampler))
 
 
 class GroupFeed(SampledFeed):
@@ -208,56 +285,6 @@ class GroupFeed(SampledFeed):
     def __init__(self, node: NodeView, group: str) -> None:
         super().__init__(node)
         self._group = group
-        self._brokers = AskedBrokers()
 
     async def tick(self) -> None:
-        self.tell(await group_view(self._group, self._node, self._sampler, self._brokers))
-
-    async def close(self) -> None:
-        await self._brokers.close()
-        await super().close()
-
-
-def partition_line(partition: PartitionImage, sample: Sample | None, now_s: float) -> dict[str, Any]:
-    """Describe one partition. `node` is the node that reported the offsets, `age_ms` how long ago."""
-    line: dict[str, Any] = {
-        "partition": partition.partition,
-        "leader": partition.leader,
-        "epoch": partition.leader_epoch,
-        "replicas": partition.replicas,
-        "isr": partition.isr,
-        "log_start_offset": None,
-        "log_end_offset": None,
-        "high_watermark": None,
-        "lag": None,
-        "rate": None,
-        "stands_ms": 0,
-        "node": None,
-        "age_ms": None,
-    }
-    if sample is not None:
-        line.update(
-            log_start_offset=sample.log_start_offset,
-            log_end_offset=sample.log_end_offset,
-            high_watermark=sample.high_watermark,
-            lag=sample.lag,
-            rate=round(sample.rate, 1),
-            stands_ms=_stands_ms(sample, now_s),
-            node=sample.node,
-            age_ms=int((now_s - sample.at_s) * 1000),
-        )
-    return line
-
-
-def _stands_ms(sample: Sample, now_s: float) -> int:
-    return 0 if sample.stands_since_s is None else int((now_s - sample.stands_since_s) * 1000)
-
-
-def _first(topics: list[TopicImage]) -> list[TopicImage]:
-    """Return the topics to sample: as many as fit into `SAMPLED_PARTITIONS_MAX`."""
-    taken = 0
-    for at, topic in enumerate(topics):
-        taken += len(topic.partitions)
-        if taken > SAMPLED_PARTITIONS_MAX:
-            return topics[:at]
-    return topics
+        self.send(await group_view(self._group, self._node, self._sampler))

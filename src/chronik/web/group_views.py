@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from chronik.client.errors import ClientError
 from chronik.client.groups import read_assignment
 from chronik.metadata.image import BrokerImage, ClusterImage
+from chronik.web import schemas
 from chronik.web.answers import Refusal
-from chronik.web.asked_brokers import AskedBrokers, PartitionName
+from chronik.web.broker_pool import BrokerPool, PartitionName
 from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler
 from chronik.wire.api import ApiKey
@@ -25,64 +26,66 @@ class DescribedGroup(NamedTuple):
     state: str
     assignor: str
     coordinator: int
-    members: list[dict[str, Any]]
+    members: list[schemas.Member]
     owners: dict[PartitionName, str]
     committed: dict[PartitionName, int]
 
+    @property
+    def partitions(self) -> list[PartitionName]:
+        return sorted({*self.committed, *self.owners})
 
-class Found(NamedTuple):
+
+class FoundGroups(NamedTuple):
     groups: list[DescribedGroup]
     total: int
     silent: list[int]
     """The brokers that did not answer. Their groups are missing."""
 
 
-async def groups_view(node: NodeView, sampler: OffsetSampler, brokers: AskedBrokers) -> dict[str, Any]:
+async def groups_view(node: NodeView, sampler: OffsetSampler) -> schemas.Groups:
     """Return one line per group, the largest lag first."""
-    image = require_image(node)
-    found = await _find(image, brokers, None)
-    await _sample_ends(image, sampler, found.groups)
-    lines = [_summary(group, sampler) for group in found.groups]
-    lines.sort(key=lambda line: (-(line["lag"] or 0), line["group"]))
-    return {"groups": lines, "total": found.total, "silent_nodes": found.silent}
+    found = await _find(require_image(node), sampler, None)
+    lines = [schemas.GroupSummary(*_summary(group, sampler)) for group in found.groups]
+    lines.sort(key=lambda line: (-(line.lag or 0), line.group))
+    return schemas.Groups(lines, found.total, found.silent)
 
 
-async def group_view(name: str, node: NodeView, sampler: OffsetSampler, brokers: AskedBrokers) -> dict[str, Any]:
+async def group_view(name: str, node: NodeView, sampler: OffsetSampler) -> schemas.Group:
     """Return one group with its members and its lag per partition. Raises a 404 Refusal if no coordinator knows it."""
-    image = require_image(node)
-    found = await _find(image, brokers, name)
+    found = await _find(require_image(node), sampler, name)
     if not found.groups:
         if found.silent:
             silent = ", ".join(map(str, found.silent))
-            raise Refusal(503, f"group {name[:260]} is not found, and node {silent} did not answer: ask again")
+            raise Refusal(503, f"group {name[:260]} was not found, but node {silent} did not answer: retry")
         raise Refusal(404, f"group {name[:260]} does not exist: see /api/groups")
     group = found.groups[0]
-    await _sample_ends(image, sampler, found.groups)
-    return {
-        **_summary(group, sampler),
-        "assignor": group.assignor,
-        "members": group.members,
-        "partitions": [
-            {
-                "topic": topic,
-                "partition": partition,
-                "committed": group.committed.get((topic, partition)),
-                "end": _end(sampler, (topic, partition)),
-                "lag": _lag(group, sampler, (topic, partition)),
-                "member": group.owners.get((topic, partition)),
-            }
-            for topic, partition in _partitions(group)
+    return schemas.Group(
+        *_summary(group, sampler),
+        assignor=group.assignor,
+        members=group.members,
+        partitions=[
+            schemas.GroupPartition(
+                *partition,
+                committed=group.committed.get(partition),
+                end=_end(sampler, partition),
+                lag=_lag(group, sampler, partition),
+                member=group.owners.get(partition),
+            )
+            for partition in group.partitions
         ],
-    }
+    )
 
 
-async def _find(image: ClusterImage, brokers: AskedBrokers, name: str | None) -> Found:
-    asked = image.live_brokers()
-    answers = await asyncio.gather(*(_groups_of(brokers, broker, name) for broker in asked), return_exceptions=True)
+async def _find(image: ClusterImage, sampler: OffsetSampler, name: str | None) -> FoundGroups:
+    """Find all groups, or the named one, and sample the ends of their partitions."""
+    coordinators = image.live_brokers()
+    answers = await asyncio.gather(
+        *(_groups_of(sampler.brokers, broker, name) for broker in coordinators), return_exceptions=True
+    )
     groups: list[DescribedGroup] = []
     total = 0
     silent: list[int] = []
-    for broker, answer in zip(asked, answers, strict=True):
+    for broker, answer in zip(coordinators, answers, strict=True):
         if isinstance(answer, (ClientError, KafkaError)):
             silent.append(broker.id)
         elif isinstance(answer, BaseException):
@@ -90,12 +93,15 @@ async def _find(image: ClusterImage, brokers: AskedBrokers, name: str | None) ->
         else:
             groups += answer[0]
             total += answer[1]
-    return Found(groups, total, silent)
+    consumed = {topic for group in groups for topic, _ in group.partitions}
+    await sampler.sample(image, [topic for each in sorted(consumed) if (topic := image.topic(each)) is not None])
+    return FoundGroups(groups, total, silent)
 
 
-async def _groups_of(brokers: AskedBrokers, broker: BrokerImage, name: str | None) -> tuple[list[DescribedGroup], int]:
+async def _groups_of(brokers: BrokerPool, broker: BrokerImage, name: str | None) -> tuple[list[DescribedGroup], int]:
     listed = await brokers.call(broker, ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []})
-    _raise_for(listed.error_code, f"groups of node {broker.id}")
+    if listed.error_code != ErrorCode.none:
+        raise KafkaError(listed.error_code, f"groups of node {broker.id}")
     names = sorted(group.group_id for group in listed.groups if name is None or group.group_id == name)
     shown = names[:GROUPS_MAX]
     if not shown:
@@ -109,9 +115,7 @@ async def _groups_of(brokers: AskedBrokers, broker: BrokerImage, name: str | Non
         if group.error_code != ErrorCode.none:  # deleted, or moved to another coordinator, since it was listed
             continue
         members = [_member(member) for member in group.members]
-        owners = {
-            (held["topic"], held["partition"]): member["member"] for member in members for held in member["partitions"]
-        }
+        owners = {(held.topic, held.partition): member.member for member in members for held in member.partitions}
         offsets = committed.get(group.group_id, {})
         groups.append(
             DescribedGroup(group.group_id, group.group_state, group.protocol_data, broker.id, members, owners, offsets)
@@ -120,10 +124,12 @@ async def _groups_of(brokers: AskedBrokers, broker: BrokerImage, name: str | Non
 
 
 async def _committed(
-    brokers: AskedBrokers, broker: BrokerImage, names: Sequence[str]
+    brokers: BrokerPool, broker: BrokerImage, names: Sequence[str]
 ) -> dict[str, dict[PartitionName, int]]:
-    wanted = [{"group_id": name, "member_id": None, "member_epoch": -1, "topics": None} for name in names]
-    response = await brokers.call(broker, ApiKey.OFFSET_FETCH, {"groups": wanted, "require_stable": False}, at_most=9)
+    requested = [{"group_id": name, "member_id": None, "member_epoch": -1, "topics": None} for name in names]
+    response = await brokers.call(
+        broker, ApiKey.OFFSET_FETCH, {"groups": requested, "require_stable": False}, at_most=9
+    )
     return {
         group.group_id: {
             (topic.name, partition.partition_index): partition.committed_offset
@@ -135,41 +141,32 @@ async def _committed(
     }
 
 
-def _member(member: Any) -> dict[str, Any]:
-    return {
-        "member": member.member_id,
-        "client_id": member.client_id,
-        "host": member.client_host,
-        "instance": getattr(member, "group_instance_id", None),
-        "partitions": [
-            {"topic": topic, "partition": partition} for topic, partition in read_assignment(member.member_assignment)
-        ],
-    }
+def _member(member: Any) -> schemas.Member:
+    return schemas.Member(
+        member.member_id,
+        member.client_id,
+        member.client_host,
+        getattr(member, "group_instance_id", None),
+        [schemas.AssignedPartition(*partition) for partition in read_assignment(member.member_assignment)],
+    )
 
 
-async def _sample_ends(image: ClusterImage, sampler: OffsetSampler, groups: Sequence[DescribedGroup]) -> None:
-    names = {topic for group in groups for topic, _ in _partitions(group)}
-    topics = [topic for name in sorted(names) if (topic := image.topic(name)) is not None]
-    await sampler.sample(image, topics)
-
-
-def _summary(group: DescribedGroup, sampler: OffsetSampler) -> dict[str, Any]:
-    lags = [_lag(group, sampler, name) for name in _partitions(group)]
-    known = [lag for lag in lags if lag is not None]
-    return {
-        "group": group.group,
-        "state": group.state,
-        "coordinator": group.coordinator,
-        "member_count": len(group.members),
-        "topics": sorted({topic for topic, _ in _partitions(group)}),
-        "partition_count": len(lags),
-        "lag": sum(known) if known else None,
-        "committed_total": sum(group.committed.values()),
-    }
-
-
-def _partitions(group: DescribedGroup) -> list[PartitionName]:
-    return sorted({*group.committed, *group.owners})
+def _summary(
+    group: DescribedGroup, sampler: OffsetSampler
+) -> tuple[str, str, int, int, list[str], int, int | None, int]:
+    """Return the values of `schemas.GroupSummary`."""
+    partitions = group.partitions
+    lags = [lag for name in partitions if (lag := _lag(group, sampler, name)) is not None]
+    return (
+        group.group,
+        group.state,
+        group.coordinator,
+        len(group.members),
+        sorted({topic for topic, _ in partitions}),
+        len(partitions),
+        sum(lags) if lags else None,
+        sum(group.committed.values()),
+    )
 
 
 def _end(sampler: OffsetSampler, name: PartitionName) -> int | None:
@@ -180,8 +177,3 @@ def _end(sampler: OffsetSampler, name: PartitionName) -> int | None:
 def _lag(group: DescribedGroup, sampler: OffsetSampler, name: PartitionName) -> int | None:
     end, committed = _end(sampler, name), group.committed.get(name)
     return None if end is None or committed is None else max(0, end - committed)
-
-
-def _raise_for(code: ErrorCode, what: str) -> None:
-    if code != ErrorCode.none:
-        raise KafkaError(code, what)

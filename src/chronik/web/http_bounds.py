@@ -140,7 +140,7 @@ class BoundedApp:
             await self._app(scope, receive, send)
             return
         if self._running >= REQUESTS_MAX:
-            line = f"{self._running} requests are being answered, which is the limit: try again\n"
+            line = f"{self._running} requests are in progress, the limit: retry\n"
             await PlainTextResponse(line, 503, headers={"connection": "close"})(scope, receive, send)
             return
         self._running += 1

@@ -1,54 +1,21 @@
-"""The interface to a node that this package needs, and lookups of topics, partitions and leaders."""
+"""The state of a node that this package needs, and lookups of topics, partitions and leaders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.broker import Broker
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
-from chronik.observe.metrics import Metrics
-from chronik.observe.traces import TraceRing
-from chronik.web.answers import Parameters, Refusal
+from chronik.web.answers import Refusal
 
-T = TypeVar("T")
+NOT_READY = "starting, stopping or disconnected from the controller"
 
 
-class NodeView(Protocol):
-    """A node's state, as seen from its event loop."""
-
-    @property
-    def node_id(self) -> int: ...
-
-    @property
-    def image(self) -> ClusterImage | None:
-        """None until the node has opened its data directory."""
-
-    @property
-    def controller_id(self) -> int: ...
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def traces(self) -> TraceRing: ...
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    @property
-    def damages(self) -> Sequence[Damage]: ...
-
-    def partition(self, topic: str, index: int) -> Partition | None: ...
-
-    async def run_blocking(self, call: Callable[[], T]) -> T: ...
-
-
-class LocalNode:
-    """The node of this process. It is served before it has opened its data directory; `broker` is set after that."""
+class NodeView:
+    """The node of this process, as seen from its event loop. `broker` is None until the data directory is open."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.node_id = runtime.node_id
@@ -80,47 +47,40 @@ class LocalNode:
 def require_image(node: NodeView) -> ClusterImage:
     image = node.image
     if image is None:
-        raise Refusal(503, "this node has no metadata yet: it is starting, ask again in a second")
+        raise Refusal(503, "this node is starting and has no metadata yet: retry in a second")
     return image
 
 
 def require_topic(node: NodeView, name: str) -> TopicImage:
     """Return the topic. The node must be ready to serve."""
     image = node.image
-    found = None if image is None else image.topic(name)
-    if found is None:
-        raise Refusal(404, f"topic {name[:260]} does not exist here: see /api/topics")
+    topic = None if image is None else image.topic(name)
+    if topic is None:
+        raise Refusal(404, f"topic {name[:260]} does not exist: see /api/topics")
     if not node.is_ready:
-        raise Refusal(503, "this node does not serve now: it is starting, stopping or cut off; ask another node")
-    return found
+        raise Refusal(503, f"this node is not serving: it is {NOT_READY}; use another node")
+    return topic
 
 
 def require_partition(topic: TopicImage, index: int) -> PartitionImage:
-    found = topic.partition(index)
-    if found is None:
+    partition = topic.partition(index)
+    if partition is None:
         last = len(topic.partitions) - 1
         raise Refusal(404, f"topic {topic.name} has no partition {index}: pass partition=0 to {last}")
-    return found
+    return partition
 
 
-def require_leader(node: NodeView, topic: TopicImage, partition: PartitionImage) -> BrokerImage:
-    leader = require_image(node).brokers.get(partition.leader)
-    if leader is None:
-        name = f"{topic.name}-{partition.partition}"
-        raise Refusal(503, f"{name} has no leader now: start its nodes {_list(partition.replicas)}, then ask again")
-    return leader
-
-
-def require_other_leader(
-    node: NodeView, topic: TopicImage, partition: PartitionImage, parameters: Parameters
-) -> BrokerImage:
+def require_other_leader(node: NodeView, topic: TopicImage, partition: PartitionImage, is_own: bool) -> BrokerImage:
     """Return the leader, which is another node. Raises Refusal if there is none, or if the request has own=1."""
-    leader = require_leader(node, topic, partition)
+    leader = require_image(node).brokers.get(partition.leader)
     name = f"{topic.name}-{partition.partition}"
+    if leader is None:
+        replicas = ", ".join(map(str, partition.replicas))
+        raise Refusal(503, f"{name} has no leader: start its nodes {replicas}, then retry")
     if leader.id == node.node_id:
-        raise Refusal(503, f"node {leader.id} is about to lead {name}: ask again")
-    if parameters.flag("own"):
-        raise Refusal(503, f"{name} is led by node {leader.id}: ask there, or leave own=1 out")
+        raise Refusal(503, f"node {leader.id} is becoming the leader of {name}: retry")
+    if is_own:
+        raise Refusal(503, f"node {leader.id} leads {name}: send the request there, or omit own=1")
     return leader
 
 
@@ -128,7 +88,3 @@ def led_here(node: NodeView, topic: str, index: int) -> Partition | None:
     """Return the partition if this node currently leads it."""
     hosted = node.partition(topic, index)
     return hosted if hosted is not None and hosted.leads else None
-
-
-def _list(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))

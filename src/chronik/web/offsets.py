@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from chronik.client.errors import ClientError
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
-from chronik.web.asked_brokers import AskedBrokers, Bounds, PartitionName
+from chronik.web.broker_pool import Bounds, BrokerPool, PartitionName
 from chronik.web.node_view import NodeView, led_here
 from chronik.wire.errors import KafkaError
 
@@ -33,52 +33,58 @@ class Sample:
     at_s: float
     rate: float = 0.0
     """Records per second appended since the previous sample."""
-    stands_since_s: float | None = None
+    stuck_since_s: float | None = None
     """Since when the high watermark has not advanced while the log end is beyond it, or None if there is no lag."""
 
     @property
     def lag(self) -> int:
         return self.log_end_offset - self.high_watermark
 
+    def stuck_ms(self, now_s: float) -> int:
+        return 0 if self.stuck_since_s is None else int((now_s - self.stuck_since_s) * 1000)
+
 
 class OffsetSampler:
-    """Samples of some topics, kept from one call to the next. Owned by the event loop; close it when done."""
+    """Samples of some topics, kept from one call to the next. Owned by the event loop; close it when done.
+
+    Group views send their own requests through the same `brokers`.
+    """
 
     def __init__(self, node: NodeView) -> None:
         self.samples: dict[PartitionName, Sample] = {}
+        self.brokers = BrokerPool()
         self._node = node
         self._loop = asyncio.get_running_loop()
-        self._brokers = AskedBrokers()
-        self._asking: dict[int, asyncio.Task[dict[PartitionName, Bounds]]] = {}
+        self._pending: dict[int, asyncio.Task[dict[PartitionName, Bounds]]] = {}
 
     async def close(self) -> None:
-        for task in self._asking.values():
+        for task in self._pending.values():
             task.cancel()
-        await asyncio.gather(*self._asking.values(), return_exceptions=True)
-        await self._brokers.close()
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        await self.brokers.close()
 
     async def sample(self, image: ClusterImage, topics: Iterable[TopicImage]) -> None:
         """Update `samples`. Partitions that are not requested are dropped."""
-        wanted: set[PartitionName] = set()
+        requested: set[PartitionName] = set()
         led: dict[int, list[PartitionName]] = {}
         for topic in topics:
             for partition in topic.partitions:
                 name = (topic.name, partition.partition)
-                wanted.add(name)
+                requested.add(name)
                 self._sample_own(name, partition, led)
-        for name in self.samples.keys() - wanted:
+        for name in self.samples.keys() - requested:
             del self.samples[name]
         for leader, names in led.items():
             broker = image.brokers.get(leader)
-            if broker is not None and leader not in self._asking:
-                self._asking[leader] = self._loop.create_task(self._brokers.bounds(broker, names))
-        if self._asking:
-            await asyncio.wait(self._asking.values(), timeout=ANSWER_WAIT_S)
-        for leader, task in list(self._asking.items()):
+            if broker is not None and leader not in self._pending:
+                self._pending[leader] = self._loop.create_task(self.brokers.bounds(broker, names))
+        if self._pending:
+            await asyncio.wait(self._pending.values(), timeout=ANSWER_WAIT_S)
+        for leader, task in list(self._pending.items()):
             if task.done():
-                del self._asking[leader]
-                self._take(leader, task, wanted)
-        self._fall_back(wanted)
+                del self._pending[leader]
+                self._take(leader, task, requested)
+        self._fall_back(requested)
 
     def _sample_own(self, name: PartitionName, partition: PartitionImage, led: dict[int, list[PartitionName]]) -> None:
         node = self._node
@@ -89,22 +95,25 @@ class OffsetSampler:
         elif partition.leader >= 0 and partition.leader != node.node_id:
             led.setdefault(partition.leader, []).append(name)
 
-    def _fall_back(self, wanted: set[PartitionName]) -> None:
+    def _fall_back(self, requested: set[PartitionName]) -> None:
         """Use this node's own replicas for partitions whose last report is too old."""
         node, oldest_s = self._node, self._loop.time() - STALE_S
-        for name in wanted:
+        for name in requested:
             known = self.samples.get(name)
-            copy = node.partition(*name) if known is None or known.at_s < oldest_s else None
-            if copy is not None:
-                self._note(name, (copy.log_start_offset, copy.high_watermark, copy.log_end_offset), node.node_id)
+            replica = node.partition(*name) if known is None or known.at_s < oldest_s else None
+            if replica is not None:
+                bounds = (replica.log_start_offset, replica.high_watermark, replica.log_end_offset)
+                self._note(name, bounds, node.node_id)
 
-    def _take(self, leader: int, task: asyncio.Task[dict[PartitionName, Bounds]], wanted: set[PartitionName]) -> None:
+    def _take(
+        self, leader: int, task: asyncio.Task[dict[PartitionName, Bounds]], requested: set[PartitionName]
+    ) -> None:
         try:
             answered = task.result()
         except (ClientError, KafkaError):
             return
         for name, bounds in answered.items():
-            if name in wanted:
+            if name in requested:
                 self._note(name, bounds, leader)
 
     def _note(self, name: PartitionName, bounds: Bounds, node: int) -> None:
@@ -115,6 +124,6 @@ class OffsetSampler:
         if before is not None and before.node == node:
             fresh.rate = max(0.0, end - before.log_end_offset) / max(0.001, now_s - before.at_s)
         if fresh.lag > 0:
-            stands = before is not None and before.lag > 0 and visible <= before.high_watermark
-            fresh.stands_since_s = before.stands_since_s if stands and before is not None else now_s
+            is_stuck = before is not None and before.lag > 0 and visible <= before.high_watermark
+            fresh.stuck_since_s = before.stuck_since_s if before is not None and is_stuck else now_s
         self.samples[name] = fresh

@@ -7,11 +7,12 @@ that name.
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chronik.web.answers import json_answer
+from chronik.web.schemas import Error
 
 HEADERS = (
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"),
@@ -19,7 +20,7 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-FOR_ANYBODY = ("/healthz", "/readyz", "/metrics")
+PUBLIC_PATHS = ("/healthz", "/readyz", "/metrics")
 
 
 class SafeHeaders:
@@ -34,9 +35,9 @@ class SafeHeaders:
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
             await send(message)
 
-        if scope["type"] == "http" and scope["path"] not in FOR_ANYBODY and _is_rebound(scope):
-            line = "this node listens on loopback: ask it at 127.0.0.1 or localhost, or set listen.http to serve a name"
-            await json_answer({"error": line}, 403)(scope, receive, send_safely)
+        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS and _is_rebound(scope):
+            line = "this node listens on loopback: use 127.0.0.1 or localhost, or set listen.http to serve another name"
+            await json_answer(Error(line), 403)(scope, receive, send_safely)
             return
         await self._app(scope, receive, send_safely)
 
@@ -44,11 +45,11 @@ class SafeHeaders:
 def _is_rebound(scope: Scope) -> bool:
     """Return whether a loopback listener was addressed by a name other than this machine's own."""
     server = scope.get("server")
-    if server is None or not _is_loopback(server[0]):
+    listener = None if server is None else _address(server[0])
+    if listener is None or not listener.is_loopback:
         return False
-    asked = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
-    name = host_name(asked)
-    return bool(name) and name != "localhost" and not name.endswith(".localhost") and not _is_address(name)
+    name = host_name(next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), ""))
+    return bool(name) and name != "localhost" and not name.endswith(".localhost") and _address(name) is None
 
 
 def host_name(host: str) -> str:
@@ -58,16 +59,8 @@ def host_name(host: str) -> str:
     return host.partition(":")[0].lower().rstrip(".")
 
 
-def _is_loopback(address: str) -> bool:
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        return ip_address(address).is_loopback
+        return ip_address(name)
     except ValueError:
-        return False
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
+        return None

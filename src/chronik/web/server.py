@@ -23,15 +23,15 @@ def bind(host: str, port: int) -> socket.socket:
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
         0
     ]
-    made = socket.socket(family, kind, proto)
+    listener = socket.socket(family, kind, proto)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.setblocking(False)
     except OSError:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 class _Server(uvicorn.Server):

@@ -1,9 +1,9 @@
-// The page of one node: what it hears goes into `state`, and each view shows what it needs of that.
+// The page of one node. Events update `state`, and the current view draws from it.
 
 import { h, show } from "./dom.js";
 import { clock } from "./format.js";
-import { note } from "./history.js";
 import { Live } from "./live.js";
+import { note } from "./spark.js";
 import { noteSample } from "./stalls.js";
 import { overview } from "./overview.js";
 import { topic } from "./topic.js";
@@ -25,18 +25,18 @@ const state = {
 let view = null;
 let isDrawing = false;
 
-// -- where we are: #/topics/NAME/messages and the like ------------------------------------------------------------------
+// -- routes: #/topics/NAME/messages and similar -------------------------------------------------------------------------
 
-function place() {
+function route() {
   const [path] = location.hash.replace(/^#\/?/, "").split("?");
   return path.split("/").filter(Boolean).map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
 }
 
 function go() {
-  const [room, name, tab] = place();
-  if (room === "topics" && name) view = topic(name, tab ?? "partitions", draw);
-  else if (room === "groups" && name) view = group(name);
-  else if (room === "groups") view = groups();
+  const [kind, name, tab] = route();
+  if (kind === "topics" && name) view = topic(name, tab ?? "partitions", draw);
+  else if (kind === "groups" && name) view = group(name);
+  else if (kind === "groups") view = groups();
   else view = overview();
   if (state.topic?.name !== name) state.topic = null;
   state.group = null;
@@ -46,7 +46,7 @@ function go() {
   draw();
 }
 
-// -- what we hear -------------------------------------------------------------------------------------------------------
+// -- events -------------------------------------------------------------------------------------------------------------
 
 function heard(event, data) {
   state.heardAt = Date.now();
@@ -84,7 +84,7 @@ function connected(isConnected) {
   draw();
 }
 
-// -- what is shown ------------------------------------------------------------------------------------------------------
+// -- drawing ------------------------------------------------------------------------------------------------------------
 
 function draw() {
   if (isDrawing) return;
@@ -100,32 +100,32 @@ function draw() {
 }
 
 function top() {
-  const [room] = place();
+  const [kind] = route();
   const { cluster } = state;
   const link = (href, text, isHere) => h("a", { href, "aria-current": isHere ? "page" : null }, text);
-  const said = state.isConnected === null ? "connecting" : state.isConnected ? "live" : "not connected";
+  const status = state.isConnected === null ? "connecting" : state.isConnected ? "live" : "not connected";
   return [
     h("a", { class: "brand", href: "#/" }, h("img", { src: "/page/icon.svg", alt: "", width: 20, height: 20 }), "Chronik"),
-    h("nav", { "aria-label": "Pages" }, link("#/", "Cluster", !room || room === "topics"), link("#/groups", "Groups", room === "groups")),
+    h("nav", { "aria-label": "Pages" }, link("#/", "Cluster", !kind || kind === "topics"), link("#/groups", "Groups", kind === "groups")),
     h(
       "p",
-      { class: "whom", id: "connection" },
+      { class: "server", id: "connection" },
       cluster?.node_id !== undefined && h("span", { class: "node" }, `node ${cluster.node_id}`),
       h("span", { class: `dot ${state.isConnected ? "ok" : state.isConnected === null ? "" : "bad"}` }),
-      h("span", null, said),
+      h("span", null, status),
     ),
   ];
 }
 
 function notice() {
   const { cluster } = state;
-  const who = cluster?.node_id !== undefined ? `node ${cluster.node_id}` : "this node";
+  const node = cluster?.node_id !== undefined ? `node ${cluster.node_id}` : "this node";
   if (state.isConnected === false) {
-    const since = state.heardAt ? ` What is shown is from ${clock(state.heardAt)}.` : "";
-    return h("p", { class: "notice bad" }, h("strong", null, `Not connected to ${who} at ${location.host}.`), `${since} Trying again every second.`);
+    const since = state.heardAt ? ` The data shown is from ${clock(state.heardAt)}.` : "";
+    return h("p", { class: "notice bad" }, h("strong", null, `Not connected to ${node} at ${location.host}.`), `${since} Retrying every second.`);
   }
   if (cluster && cluster.is_ready === false) {
-    return h("p", { class: "notice warn" }, h("strong", null, `${who[0].toUpperCase()}${who.slice(1)} is not serving:`), " it is starting, stopping or cut off from the controller. Another node may know more.");
+    return h("p", { class: "notice warn" }, h("strong", null, `${node[0].toUpperCase()}${node.slice(1)} is not serving:`), " it is starting, stopping or disconnected from the controller. Try another node.");
   }
   return null;
 }

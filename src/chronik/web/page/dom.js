@@ -1,5 +1,5 @@
-// Elements from plain calls, and bringing what is shown up to date without losing focus, selection or scroll.
-// Text only ever becomes a text node: what a message holds is shown, never run.
+// Creates elements, and updates the page in place, so that focus, selection and scroll position are kept.
+// Text always becomes a text node: a script in a message is shown, never run.
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "line", "rect", "circle", "g", "title", "text"]);
@@ -24,7 +24,7 @@ function append(node, children) {
   }
 }
 
-// Makes the children of `root` what is given, keeping every element that is still the same one.
+// Replaces the children of `root`, but keeps each element that did not change its identity.
 export function show(root, ...children) {
   const fresh = document.createDocumentFragment();
   append(fresh, children);
@@ -35,15 +35,15 @@ function morphChildren(old, fresh) {
   const keyed = new Map();
   for (const child of old.children) if (child.dataset?.key) keyed.set(child.dataset.key, child);
   let at = old.firstChild;
-  for (const wanted of [...fresh.childNodes]) {
-    const key = wanted.dataset?.key;
+  for (const child of [...fresh.childNodes]) {
+    const key = child.dataset?.key;
     const match = key ? keyed.get(key) : at && !at.dataset?.key ? at : null;
-    if (match && isSame(match, wanted)) {
+    if (match && isSame(match, child)) {
       if (match === at) at = at.nextSibling;
       else old.insertBefore(match, at);
-      morph(match, wanted);
+      morph(match, child);
     } else {
-      old.insertBefore(wanted, at);
+      old.insertBefore(child, at);
     }
   }
   while (at) {
@@ -63,7 +63,7 @@ function morph(old, fresh) {
     return;
   }
   for (const name of HANDLERS) if (old[name] !== fresh[name]) old[name] = fresh[name];
-  // What a person types or opens is theirs.
+  // Do not overwrite what the user typed or opened.
   if (old.hasAttribute("data-static")) return;
   for (const { name } of [...old.attributes]) {
     if (!fresh.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);

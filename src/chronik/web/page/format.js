@@ -1,4 +1,4 @@
-// Numbers, times and sizes for people.
+// Formats numbers, times and sizes.
 
 const whole = new Intl.NumberFormat("en");
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });

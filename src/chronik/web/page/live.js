@@ -1,7 +1,7 @@
-// One stream of server-sent events that comes back by itself, whatever happened to the node meanwhile.
+// One stream of server-sent events, which reconnects by itself.
 
 const EVENTS = ["cluster", "topics", "topic", "groups", "group", "traces"];
-const SILENCE_MS = 8000; // A node tells something every 3 s: one that is paused keeps its connections and says nothing.
+const SILENCE_MS = 8000; // A node sends an event every 3 s. A paused node keeps its connections open, but sends nothing.
 const RETRY_MS = 1000;
 
 export class Live {
@@ -15,7 +15,7 @@ export class Live {
     setInterval(() => this.#check(), 1000);
   }
 
-  // Listens to other things from now on.
+  // Subscribes to other events.
   listen(query) {
     if (query === this.query) return;
     this.query = query;
@@ -28,7 +28,7 @@ export class Live {
     this.heardAt = Date.now();
     const source = (this.source = new EventSource(`/api/events?${this.query}`));
     source.onopen = () => this.#heard(source);
-    // The browser would try again after some failures and not after others: here it is always the same.
+    // The browser reconnects only after some failures, so reconnect here after all of them.
     source.onerror = () => source === this.source && this.#lost();
     for (const name of EVENTS) {
       source.addEventListener(name, (event) => {

@@ -1,44 +1,44 @@
-// The message browser: by offset, by time, or the newest; keys, values and headers as text, JSON, hex or base64.
+// The message browser: records by offset, by time, or the newest.
 
-import { contentView } from "./contents.js";
 import { h } from "./dom.js";
 import { clock, count, moment } from "./format.js";
-import { ask, empty, error, panel } from "./parts.js";
+import { empty, error, getJson, panel } from "./parts.js";
+import { payloadView } from "./payload.js";
 
 const LIMIT = 50;
-const TOGETHER_MAX = 12; // Partitions that are shown as one list.
+const TOGETHER_MAX = 12; // Partitions that are shown in one list.
 const PREVIEW_CHARACTERS = 240;
 const FOLLOW_MS = 900;
 
 export function messages(name, draw) {
-  const asked = { partition: null, from: "newest", offset: "0", time: "", isFollowing: true };
-  let pages = null; // Of the partitions that were asked.
+  const request = { partition: null, from: "newest", offset: "0", time: "", isFollowing: true };
+  let pages = null; // One for each requested partition.
   let failure = null;
-  let isAsking = false;
+  let isLoading = false;
   let isStale = false;
   let followedAt = 0;
   const open = new Set();
-  const whole = new Map(); // Messages that were cut in the list, in full.
+  const whole = new Map(); // Complete messages that are truncated in the list.
 
-  // Reads what is asked for; `only` names the partitions of it that have something new.
+  // Loads the requested records; `only` lists the partitions that have new ones.
   async function load(change = {}, only = null) {
-    Object.assign(asked, change);
-    if (isAsking) {
+    Object.assign(request, change);
+    if (isLoading) {
       isStale = isStale || only === null;
       return;
     }
-    isAsking = true;
+    isLoading = true;
     draw();
     try {
-      const wanted = asked.partition === "all" ? asked.together : [asked.partition];
-      const stale = only ?? wanted;
-      const fresh = await Promise.all(stale.map((partition) => ask(path(partition))));
-      pages = wanted.map((partition) => fresh.find((page) => page.partition === partition) ?? pages?.find((page) => page.partition === partition)).filter(Boolean);
+      const partitions = request.partition === "all" ? request.together : [request.partition];
+      const stale = only ?? partitions;
+      const fresh = await Promise.all(stale.map((partition) => getJson(path(partition))));
+      pages = partitions.map((partition) => fresh.find((page) => page.partition === partition) ?? pages?.find((page) => page.partition === partition)).filter(Boolean);
       failure = null;
     } catch (problem) {
       failure = problem.message;
     }
-    isAsking = false;
+    isLoading = false;
     draw();
     if (isStale) {
       isStale = false;
@@ -48,19 +48,19 @@ export function messages(name, draw) {
 
   function path(partition) {
     const query = new URLSearchParams({ partition, limit: LIMIT });
-    if (asked.from === "offset") query.set("offset", asked.offset || "0");
-    if (asked.from === "time" && asked.time) query.set("time", new Date(asked.time).getTime());
+    if (request.from === "offset") query.set("offset", request.offset || "0");
+    if (request.from === "time" && request.time) query.set("time", new Date(request.time).getTime());
     return `/api/topics/${encodeURIComponent(name)}/messages?${query}`;
   }
 
   // New records are shown as they become visible to consumers.
   function heard(event, data) {
     if (event !== "topic" || !data.partitions) return;
-    if (asked.partition === null) {
-      asked.together = data.partitions.map((line) => line.partition).slice(0, TOGETHER_MAX);
+    if (request.partition === null) {
+      request.together = data.partitions.map((line) => line.partition).slice(0, TOGETHER_MAX);
       load({ partition: data.partitions.length > TOGETHER_MAX ? 0 : "all" });
     }
-    if (asked.from !== "newest" || !asked.isFollowing || !pages || Date.now() - followedAt < FOLLOW_MS) return;
+    if (request.from !== "newest" || !request.isFollowing || !pages || Date.now() - followedAt < FOLLOW_MS) return;
     const grown = pages
       .filter((page) => (data.partitions[page.partition]?.high_watermark ?? -1) > page.high_watermark)
       .map((page) => page.partition);
@@ -72,7 +72,7 @@ export function messages(name, draw) {
   async function loadWhole(message) {
     const key = `${message.partition}-${message.offset}`;
     try {
-      const page = await ask(`/api/topics/${encodeURIComponent(name)}/messages?partition=${message.partition}&offset=${message.offset}&limit=1`);
+      const page = await getJson(`/api/topics/${encodeURIComponent(name)}/messages?partition=${message.partition}&offset=${message.offset}&limit=1`);
       if (page.messages[0]?.offset === message.offset) whole.set(key, page.messages[0]);
     } catch (problem) {
       failure = problem.message;
@@ -82,9 +82,9 @@ export function messages(name, draw) {
 
   function list() {
     const all = (pages ?? []).flatMap((page) => page.messages.map((message) => ({ ...message, partition: page.partition })));
-    if (asked.from === "newest") all.sort((one, other) => other.timestamp_ms - one.timestamp_ms || other.offset - one.offset);
-    else all.sort((one, other) => (asked.partition === "all" ? one.timestamp_ms - other.timestamp_ms : 0) || one.offset - other.offset);
-    return all.slice(0, asked.partition === "all" ? LIMIT * 2 : LIMIT);
+    if (request.from === "newest") all.sort((one, other) => other.timestamp_ms - one.timestamp_ms || other.offset - one.offset);
+    else all.sort((one, other) => (request.partition === "all" ? one.timestamp_ms - other.timestamp_ms : 0) || one.offset - other.offset);
+    return all.slice(0, request.partition === "all" ? LIMIT * 2 : LIMIT);
   }
 
   function form(known) {
@@ -97,13 +97,13 @@ export function messages(name, draw) {
     return h("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); read(event.target); } },
       field("Partition", h("select", { name: "partition", "data-key": `${known.partitions.length} partitions`, "data-static": true, onchange: (event) => read(event.target.form) },
         together && known.partitions.length > 1 && option("all", "all"),
-        known.partitions.map((line) => option(line.partition, line.partition, line.partition === asked.partition)))),
+        known.partitions.map((line) => option(line.partition, line.partition, line.partition === request.partition)))),
       field("From", h("select", { name: "from", "data-static": true, onchange: (event) => read(event.target.form) },
         option("newest", "the newest"), option("offset", "an offset"), option("time", "a time"))),
-      asked.from === "offset" && field("Offset", h("input", { "data-key": "offset", name: "offset", type: "number", min: 0, step: 1, value: asked.offset, "data-static": true })),
-      asked.from === "time" && field("Time", h("input", { "data-key": "time", name: "time", type: "datetime-local", step: 1, value: asked.time, "data-static": true })),
-      asked.from === "newest" && h("label", { class: "check", "data-key": "follow" }, h("input", { type: "checkbox", name: "follow", checked: asked.isFollowing, "data-static": true, onchange: (event) => { asked.isFollowing = event.target.checked; } }), "follow"),
-      h("button", { type: "submit", "data-key": "go" }, isAsking && !pages ? "Reading…" : "Read"));
+      request.from === "offset" && field("Offset", h("input", { "data-key": "offset", name: "offset", type: "number", min: 0, step: 1, value: request.offset, "data-static": true })),
+      request.from === "time" && field("Time", h("input", { "data-key": "time", name: "time", type: "datetime-local", step: 1, value: request.time, "data-static": true })),
+      request.from === "newest" && h("label", { class: "check", "data-key": "follow" }, h("input", { type: "checkbox", name: "follow", checked: request.isFollowing, "data-static": true, onchange: (event) => { request.isFollowing = event.target.checked; } }), "follow"),
+      h("button", { type: "submit", "data-key": "go" }, isLoading && !pages ? "Reading…" : "Read"));
   }
 
   function read(form) {
@@ -111,13 +111,13 @@ export function messages(name, draw) {
     load({
       partition: partition === "all" ? "all" : Number(partition),
       from: form.elements.from.value,
-      offset: form.elements.offset?.value ?? asked.offset,
-      time: form.elements.time?.value ?? asked.time,
+      offset: form.elements.offset?.value ?? request.offset,
+      time: form.elements.time?.value ?? request.time,
     });
   }
 
   function paging() {
-    if (asked.partition === "all" || !pages?.length) return null;
+    if (request.partition === "all" || !pages?.length) return null;
     const [page] = pages;
     const first = page.messages[0]?.offset ?? page.next ?? page.high_watermark;
     const to = (offset) => {
@@ -144,8 +144,8 @@ export function messages(name, draw) {
           h("span", { class: "value" }, message.error ? h("span", { class: "bad" }, message.error) : preview(message.value))),
         isOpen && h("div", { class: "record" },
           h("p", { class: "muted" }, `Partition ${message.partition}, offset ${count(message.offset)}, ${moment(message.timestamp_ms)} (${message.timestamp_type})`),
-          contentView("Key", full.key, `${key} key`, draw, () => loadWhole(message)),
-          contentView("Value", full.value, `${key} value`, draw, () => loadWhole(message)),
+          payloadView("Key", full.key, `${key} key`, draw, () => loadWhole(message)),
+          payloadView("Value", full.value, `${key} value`, draw, () => loadWhole(message)),
           headers(full))));
   }
 
@@ -159,13 +159,13 @@ export function messages(name, draw) {
   return {
     heard,
     draw(known) {
-      const found = list();
-      const copy = pages?.find((page) => page.source === "replica");
+      const records = list();
+      const replica = pages?.find((page) => page.source === "replica");
       return panel("Messages", null,
         form(known),
         failure && error(failure),
-        copy && h("p", { class: "notice warn" }, `The leader of partition ${copy.partition} does not answer: this is node ${copy.node}'s own copy, up to what it knows to be committed.`),
-        found.length ? h("ol", { class: "messages" }, found.map(row)) : pages && !failure ? empty("There is no record from there on.") : null,
+        replica && h("p", { class: "notice warn" }, `The leader of partition ${replica.partition} does not answer. These records are from the replica on node ${replica.node}, up to the high watermark that it knows.`),
+        records.length ? h("ol", { class: "messages" }, records.map(row)) : pages && !failure ? empty("There are no records from this position on.") : null,
         paging());
     },
   };

@@ -1,4 +1,4 @@
-// Pieces that several views show alike.
+// Elements that several views share.
 
 import { h } from "./dom.js";
 
@@ -8,7 +8,12 @@ export const panel = (title, props, ...children) =>
   h("section", { class: `panel ${props?.class ?? ""}`, "data-key": props?.key ?? title, "aria-label": title },
     h("header", null, h("h2", null, title), props?.aside), children);
 
-export const empty = (...said) => h("p", { class: "empty" }, said);
+export const empty = (...text) => h("p", { class: "empty" }, text);
+
+export const figure = (title, value, tone = "", plot = null) =>
+  h("div", { class: `figure ${tone}` }, h("dt", null, title), h("dd", null, h("span", { class: "value" }, value), plot));
+
+export const groupState = ({ state }) => badge(state === "Stable" ? "ok" : state === "Empty" ? "" : "warn", state);
 
 // A table whose rows become cards on a phone. Columns: {title, number, class, cell: (row) => node}; `key` names a row.
 export function table(caption, columns, rows, key) {
@@ -27,18 +32,18 @@ export const nodes = (replicas, isr, leader) =>
   h("span", { class: "replicas" },
     replicas.map((id) => {
       const isIn = isr.includes(id);
-      const said = `node ${id}${id === leader ? ", leads" : ""}${isIn ? ", in sync" : ", not in sync"}`;
-      return h("span", { class: `replica ${isIn ? "in" : "out"} ${id === leader ? "leads" : ""}`, title: said, "aria-label": said, role: "img" }, id);
+      const label = `node ${id}${id === leader ? ", leader" : ""}${isIn ? ", in sync" : ", not in sync"}`;
+      return h("span", { class: `replica ${isIn ? "in" : "out"} ${id === leader ? "leads" : ""}`, title: label, "aria-label": label, role: "img" }, id);
     }));
 
 export const error = (line) => h("p", { class: "notice bad", role: "alert" }, line);
 
-export async function ask(path) {
+export async function getJson(path) {
   let response;
   try {
     response = await fetch(path);
   } catch {
-    throw new Error("this node did not answer: it will be tried again when it is back");
+    throw new Error("this node did not answer: retry when it is back");
   }
   const body = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(body.error ?? `the node answered ${response.status}`);

@@ -1,14 +1,33 @@
-// A small plot of the last two minutes, as inline SVG.
+// The last two minutes of every plotted number, bounded in points and in series, and a small plot of it as inline SVG.
 
 import { h } from "./dom.js";
-import { recent, SPAN_MS } from "./history.js";
 
+const POINTS_MAX = 240;
+const SERIES_MAX = 5000;
+const SPAN_MS = 120000;
 const WIDTH = 120;
 const HEIGHT = 26;
 const GAP_MS = 6000;
 
-// `name` is a series of history.js; `label` and `format` are for those who do not see it. Below `floor` the scale does
-// not shrink: a lag of two records is no mountain.
+const series = new Map();
+
+export function note(name, value, at = Date.now()) {
+  if (value === null || value === undefined) return;
+  if (!series.has(name)) {
+    if (series.size >= SERIES_MAX) series.clear();
+    series.set(name, []);
+  }
+  const points = series.get(name);
+  points.push({ at, value });
+  if (points.length > POINTS_MAX) points.shift();
+}
+
+export function recent(name, now = Date.now()) {
+  return (series.get(name) ?? []).filter((point) => point.at >= now - SPAN_MS);
+}
+
+// `name` is the series; `label` and `format` are for screen readers. The scale does not shrink below `floor`, so that a
+// lag of two records does not look large.
 export function spark(name, label, format, tone = "", floor = 0) {
   const now = Date.now();
   const points = recent(name, now);
@@ -28,7 +47,7 @@ export function spark(name, label, format, tone = "", floor = 0) {
     area += begins ? `M${x(point.at)} ${HEIGHT - 1}L${x(point.at)} ${y(point.value)}` : `L${x(point.at)} ${y(point.value)}`;
   });
   if (from) area += `L${x(points[points.length - 1].at)} ${HEIGHT - 1}Z`;
-  const words = last === null ? `${label}: nothing yet` : `${label}: now ${format(last)}, at most ${format(highest < 1e-6 ? 0 : highest)} in two minutes`;
+  const words = last === null ? `${label}: no data yet` : `${label}: now ${format(last)}, at most ${format(highest < 1e-6 ? 0 : highest)} in two minutes`;
   return h(
     "svg",
     { class: `spark ${tone}`, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: "img", "aria-label": words },

@@ -1,20 +1,20 @@
-// Stall windows: when a watermark stood although records waited behind it, or a fetch took longer than it may.
-// From what the page sampled itself, and from traces, which know more precisely. Bounded in number.
+// Stall windows: a watermark was stuck although the log had records beyond it, or a fetch took too long.
+// They come from the page's own samples, and from traces, which are more precise. Their number is bounded.
 
-const STANDS_MS = 1000;
+const STUCK_MS = 1000;
 const WINDOWS_MAX = 200;
 const FETCH_LATE_MS = 1000;
 
 const sampled = []; // {topic, partition, from, to, what}
 const open = new Map();
 
-// One partition as the node told it now.
+// Records the current state of one partition.
 export function noteSample(topic, line, now = Date.now()) {
   const key = `${topic} ${line.partition}`;
-  const stands = line.stands_ms >= STANDS_MS;
+  const isStuck = line.stands_ms >= STUCK_MS;
   const known = open.get(key);
-  if (stands) {
-    const what = `watermark stands at ${line.high_watermark}, the log ends at ${line.log_end_offset}`;
+  if (isStuck) {
+    const what = `watermark stuck at ${line.high_watermark}, log end at ${line.log_end_offset}`;
     if (known) Object.assign(known, { what, seen: now });
     else {
       const fresh = { topic, partition: line.partition, from: now - line.stands_ms, to: null, seen: now, what };
@@ -30,10 +30,10 @@ export function noteSample(topic, line, now = Date.now()) {
 
 export const sampledWindows = (topic) => sampled.filter((window) => window.topic === topic);
 
-// Windows that the traces of one topic show, oldest first.
+// The windows in the traces of one topic, oldest first.
 export function tracedWindows(events) {
-  const found = [];
-  const waiting = new Map(); // By partition: what was appended and is not yet below the watermark.
+  const stalls = [];
+  const waiting = new Map(); // By partition: appended batches that the watermark has not passed.
   const fetches = new Map();
   for (const event of events) {
     const at = event.time_ms;
@@ -45,8 +45,8 @@ export function tracedWindows(events) {
       const waited = list.filter((one) => one.last < event.new);
       waiting.set(event.partition, list.filter((one) => one.last >= event.new));
       const first = waited[0];
-      if (first && at - first.at >= STANDS_MS) {
-        found.push({ partition: event.partition, from: first.at, to: at, what: `watermark stood at ${event.old}, then rose to ${event.new} (${event.why})` });
+      if (first && at - first.at >= STUCK_MS) {
+        stalls.push({ partition: event.partition, from: first.at, to: at, what: `watermark was stuck at ${event.old}, then rose to ${event.new} (${event.why})` });
       }
     } else if (event.kind === "fetch-started") {
       fetches.set(`${event.node} ${event.fetch} ${event.partition}`, event);
@@ -55,18 +55,18 @@ export function tracedWindows(events) {
       fetches.delete(`${event.node} ${event.fetch} ${event.partition}`);
       const late = event.elapsed_ms - (started?.max_wait_ms ?? event.elapsed_ms);
       if (late >= FETCH_LATE_MS) {
-        found.push({ partition: event.partition, from: at - event.elapsed_ms, to: at, what: `fetch of ${event.client_id ?? "a client"} at ${event.offset} took ${Math.round(event.elapsed_ms)} ms on node ${event.node}` });
+        stalls.push({ partition: event.partition, from: at - event.elapsed_ms, to: at, what: `fetch of ${event.client_id ?? "a client"} at ${event.offset} took ${Math.round(event.elapsed_ms)} ms on node ${event.node}` });
       }
     }
   }
-  return found.slice(-WINDOWS_MAX);
+  return stalls.slice(-WINDOWS_MAX);
 }
 
-// Sampled and traced ones together: a traced one stands for the sampled ones that it overlaps.
+// Sampled and traced windows. A traced window replaces the sampled ones that it overlaps.
 export function windows(topic, events) {
   const traced = tracedWindows(events);
-  const rest = sampledWindows(topic).filter(
+  const others = sampledWindows(topic).filter(
     (one) => !traced.some((other) => other.partition === one.partition && one.to !== null && other.from <= one.to && other.to >= one.from),
   );
-  return [...rest, ...traced].sort((one, other) => other.from - one.from);
+  return [...others, ...traced].sort((one, other) => other.from - one.from);
 }

@@ -1,11 +1,11 @@
-// One topic: its partitions live, its messages, its traces with stall windows, its settings, and the doctor.
+// One topic: its partitions, messages, traces with stall windows and settings, and the doctor.
 
 import { h } from "./dom.js";
 import { doctor } from "./doctor.js";
 import { compact, count, duration, plural, rate } from "./format.js";
 import { messages } from "./messages.js";
-import { isStalled, LAG_FLOOR } from "./overview.js";
-import { badge, empty, error, nodes, panel, table } from "./parts.js";
+import { GROUP_COLUMNS, isStalled, LAG_FLOOR } from "./overview.js";
+import { badge, empty, error, figure, nodes, panel, table } from "./parts.js";
 import { spark } from "./spark.js";
 import { sampledWindows } from "./stalls.js";
 import { stallPanel, traces } from "./traces.js";
@@ -14,7 +14,7 @@ const TABS = { partitions: "Partitions", messages: "Messages", traces: "Traces",
 const OLD_MS = 3000;
 const SHOWN_MAX = 200;
 
-const doctors = new Map(); // What the doctor said stays while one looks at the other tabs.
+const doctors = new Map(); // A diagnosis stays while other tabs are shown.
 
 export function topic(name, tab, draw) {
   const here = `#/topics/${encodeURIComponent(name)}`;
@@ -35,22 +35,22 @@ export function topic(name, tab, draw) {
       h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Cluster")),
       h("div", { class: "title" },
         h("h1", null, name),
-        state.topic?.partitions && (state.cluster?.is_ready === false ? badge("bad", "as last known") : health(state.topic)),
+        state.topic?.partitions && (state.cluster?.is_ready === false ? badge("bad", "last known state") : health(state.topic)),
         state.topic?.configs?.["chronik.trace"] === "true" && badge("accent", "traced"),
         doctors.get(name).button(state)),
       h("nav", { class: "tabs", "aria-label": "Topic" },
         Object.entries(TABS).map(([key, text]) => h("a", { href: key === "partitions" ? here : `${here}/${key}`, "aria-current": key === shown ? "page" : null }, text))),
       doctors.get(name).draw(),
-      state.topic?.error ? error(state.topic.error) : state.topic ? draws[shown](state) : empty("Asking its leaders."),
+      state.topic?.error ? error(state.topic.error) : state.topic ? draws[shown](state) : empty("Waiting for its leaders."),
     ],
   };
 }
 
-export function partitionHealth(line) {
+function partitionHealth(line) {
   if (line.leader < 0) return badge("bad", "no leader");
-  if (isStalled(line)) return badge("bad", `stalled ${duration(line.stands_ms)}`, `The watermark stands at ${line.high_watermark} while the log ends at ${line.log_end_offset}`);
-  if (line.age_ms === null || line.age_ms > OLD_MS) return badge("warn", line.age_ms === null ? "leader silent" : `told ${duration(line.age_ms)} ago`);
-  if (line.node !== line.leader) return badge("warn", `as node ${line.node} knows`, "The leader does not answer: these are the offsets of this node's own copy");
+  if (isStalled(line)) return badge("bad", `stalled ${duration(line.stands_ms)}`, `The watermark is stuck at ${line.high_watermark}, and the log ends at ${line.log_end_offset}`);
+  if (line.age_ms === null || line.age_ms > OLD_MS) return badge("warn", line.age_ms === null ? "leader silent" : `reported ${duration(line.age_ms)} ago`);
+  if (line.node !== line.leader) return badge("warn", `from node ${line.node}`, "The leader does not answer: these are the offsets of this node's own replica");
   if (line.isr.length < line.replicas.length) return badge("warn", "under-replicated");
   return badge("ok", "ok");
 }
@@ -69,13 +69,12 @@ function figures(known) {
   const lines = known.partitions;
   const records = sum(lines, "log_end_offset") === null ? null : sum(lines, "log_end_offset") - sum(lines, "log_start_offset");
   const lag = sum(lines, "lag");
-  const figure = (title, value, tone) => h("div", { class: `figure ${tone ?? ""}` }, h("dt", null, title), h("dd", null, h("span", { class: "value" }, value)));
   return h("dl", { class: "figures" },
     figure("Records", count(records)),
     figure("Rate", rate(sum(lines, "rate"))),
     figure("Not yet committed", compact(lag), lines.some(isStalled) ? "bad" : ""),
     figure("Partitions", count(lines.length)),
-    figure("Copies", count(known.replication_factor)));
+    figure("Replicas", count(known.replication_factor)));
 }
 
 function partitionPanel(known) {
@@ -94,20 +93,15 @@ function partitionPanel(known) {
   const isWell = (line) => line.leader >= 0 && !isStalled(line) && line.isr.length === line.replicas.length;
   const all = known.partitions;
   const shown = all.length > SHOWN_MAX ? [...all].sort((one, other) => isWell(one) - isWell(other)).slice(0, SHOWN_MAX) : all;
-  const aside = shown.length < all.length && h("span", { class: "muted" }, `${SHOWN_MAX} of ${count(all.length)}, those in trouble first`);
+  const aside = shown.length < all.length && h("span", { class: "muted" }, `${SHOWN_MAX} of ${count(all.length)}, those with problems first`);
   return panel("Partitions", { aside }, table(`Partitions of ${known.name}`, columns, shown, (line) => `partition-${line.partition}`));
 }
 
 function groupsOf(name, groups) {
   const lines = (groups?.groups ?? []).filter((line) => line.topics.includes(name));
   if (!lines.length) return null;
-  const columns = [
-    { title: "Group", class: "name", cell: (line) => h("a", { href: `#/groups/${encodeURIComponent(line.group)}` }, line.group) },
-    { title: "State", class: "status", cell: (line) => badge(line.state === "Stable" ? "ok" : line.state === "Empty" ? "" : "warn", line.state) },
-    { title: "Members", number: true, cell: (line) => count(line.member_count) },
-    { title: "Lag", class: "plot", cell: (line) => [spark(`group ${line.group} lag`, `Lag of ${line.group}`, count, "", LAG_FLOOR), h("span", { class: "reading" }, count(line.lag))] },
-  ];
-  return panel("Groups that read it", null, table("Groups that read the topic", columns, lines, (line) => `group-${line.group}`));
+  const columns = GROUP_COLUMNS.filter(({ title }) => title !== "Topics" && title !== "Coordinator");
+  return panel("Groups", null, table("Groups that consume the topic", columns, lines, (line) => `group-${line.group}`));
 }
 
 function settingsPanel(known) {
@@ -116,6 +110,6 @@ function settingsPanel(known) {
     { title: "Setting", class: "mono", cell: ([key]) => key },
     { title: "Value", class: "mono", cell: ([, value]) => value },
   ];
-  return panel("Settings of its own", { aside: h("span", { class: "muted mono" }, known.id) },
-    entries.length ? table("Settings", columns, entries, ([key]) => key) : empty("Everything is as the nodes' defaults say. ", h("code", null, `chronik topic alter ${known.name} --config k=v`), " changes that."));
+  return panel("Topic settings", { aside: h("span", { class: "muted mono" }, known.id) },
+    entries.length ? table("Settings", columns, entries, ([key]) => key) : empty("All settings have their default values. Change one with ", h("code", null, `chronik topic alter ${known.name} --config k=v`)));
 }

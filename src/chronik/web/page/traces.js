@@ -1,8 +1,8 @@
-// What the nodes traced of a topic: a timeline by partition, stall windows, and the events themselves.
+// The traces of a topic: a timeline of each partition, stall windows, and the events.
 
 import { h } from "./dom.js";
 import { clock, count, duration } from "./format.js";
-import { badge, empty, panel, table } from "./parts.js";
+import { badge, empty, figure, panel, table } from "./parts.js";
 import { windows } from "./stalls.js";
 
 const SPAN_MS = 60000;
@@ -15,44 +15,43 @@ export function traces(name, state) {
   const events = state.traces.events.filter((event) => event.topic === name);
   const isTraced = state.topic?.configs?.["chronik.trace"] === "true" || state.traces.traced.includes(name);
   if (!isTraced && !events.length) {
-    return panel("Traces", null, empty("This topic is not traced. ", h("code", null, `chronik trace on ${name}`), " switches that on; what is sampled here shows stalls all the same."), stallPanel(name, []));
+    return panel("Traces", null, empty("Tracing is off for this topic. Enable it with ", h("code", null, `chronik trace on ${name}`), ". Stalls are sampled without it, too."), stallPanel(name, []));
   }
   return [
-    state.traces.silent.length > 0 && h("p", { class: "notice warn" }, `Node ${state.traces.silent.join(", ")} did not answer: its traces are missing here.`),
+    state.traces.silent.length > 0 && h("p", { class: "notice warn" }, `Node ${state.traces.silent.join(", ")} did not answer, so its traces are missing.`),
     figures(events),
     panel("Last minute", { aside: legend() }, timeline(name, events, state.topic)),
     stallPanel(name, events),
     panel("Events", { aside: h("span", { class: "muted" }, `newest ${count(Math.min(LISTED_MAX, events.length))} of ${count(events.length)}`) },
-      events.length ? table("Events", COLUMNS, events.slice(-LISTED_MAX).reverse(), (event) => `${event.node}-${event.n}`) : empty("Nothing was traced yet: it needs somebody who produces or consumes.")),
+      events.length ? table("Events", COLUMNS, events.slice(-LISTED_MAX).reverse(), (event) => `${event.node}-${event.n}`) : empty("There are no events yet: no client has produced or consumed.")),
   ];
 }
 
 export function stallPanel(name, events) {
-  const found = windows(name, events).slice(0, 50);
+  const stalls = windows(name, events).slice(0, 50);
   const columns = [
     { title: "Partition", cell: (one) => h("strong", null, one.partition) },
     { title: "Since", class: "mono", cell: (one) => clock(one.from) },
     { title: "For", number: true, cell: (one) => (one.to === null ? badge("bad", `${duration(Date.now() - one.from)}, still`) : duration(one.to - one.from)) },
-    { title: "What stood", class: "wide", cell: (one) => one.what },
+    { title: "What", class: "wide", cell: (one) => one.what },
   ];
-  return panel("Stall windows", null, found.length ? table("Stall windows", columns, found, (one) => `${one.partition}-${Math.round(one.from)}-${one.what.slice(0, 12)}`) : empty("None was seen."));
+  return panel("Stall windows", null, stalls.length ? table("Stall windows", columns, stalls, (one) => `${one.partition}-${Math.round(one.from)}-${one.what.slice(0, 12)}`) : empty("There were no stalls."));
 }
 
 function figures(events) {
   const fetched = events.filter((event) => event.kind === "fetch-served");
   const waits = new Set(events.filter((event) => event.kind === "no-data").map((event) => `${event.node} ${event.fetch}`));
   const started = new Set(events.filter((event) => event.kind === "fetch-started").map((event) => `${event.node} ${event.fetch}`));
-  // Only fetches that are known from their start and never waited: to wait for data is what a fetch is for.
+  // Only fetches whose start is known and that did not wait for data: waiting is normal.
   const direct = fetched.filter((event) => started.has(`${event.node} ${event.fetch}`) && !waits.has(`${event.node} ${event.fetch}`)).map((event) => event.elapsed_ms);
   const acked = events.filter((event) => event.kind === "produce-acknowledged").map((event) => event.elapsed_ms).sort((one, other) => one - other);
   const rejected = events.filter((event) => event.kind === "produce-rejected" || (event.kind === "fetch-served" && event.error)).length;
   const slowest = direct.length ? Math.max(...direct) : null;
-  const figure = (title, value, tone) => h("div", { class: `figure ${tone ?? ""}` }, h("dt", null, title), h("dd", null, h("span", { class: "value" }, value)));
   const ms = (value) => (value === null || value === undefined ? "–" : `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`);
   return h("dl", { class: "figures" },
     figure("Fetches served", count(fetched.length)),
     figure("Slowest fetch that had data", ms(slowest), slowest > 100 ? "warn" : ""),
-    figure("Acknowledged, half below", ms(acked[Math.floor(acked.length / 2)])),
+    figure("Acknowledged, median", ms(acked[Math.floor(acked.length / 2)])),
     figure("Acknowledged, slowest", ms(acked[acked.length - 1])),
     figure("Rejected", count(rejected), rejected ? "bad" : ""));
 }

@@ -52,26 +52,24 @@ def test_a_leader_with_unreachable_http_returns_the_same_over_kafka(chronik_clus
 
     async def work(node: Node, port: int) -> None:
         node.node_id = 9
-        node.is_ready = True
+        node.broker.is_ready = True
         # No address, nothing listening there, and the address of a node that is not the leader.
         for http in ("", "127.0.0.1:1", str(other.http)):
-            node.image = Elsewhere(topic, leader.id, kafka, http).image()
+            node.broker.image = Elsewhere(topic, leader.id, kafka, http).image()
             answers: list[tuple[int, Any]] = [await get_json(port, question) for question in questions]
             assert answers == expected
 
-    served(work)
+    served(work)()
 
 
-def test_the_error_names_a_leader_that_does_not_answer() -> None:
-    async def work(node: Node, port: int) -> None:
-        node.node_id = 9
-        node.is_ready = True
-        node.image = Elsewhere("orders", 4, ("127.0.0.1", 1)).image()
-        for what in ("batches", "messages"):
-            status, answer = await get_json(port, f"/api/topics/orders/{what}?partition=0")
-            assert status == 503
-            assert "node 4, which leads orders-0, did not answer" in answer["error"]
-        status, answer = await get_json(port, "/api/topics/orders/batches?partition=0&own=1")
-        assert (status, answer["error"]) == (503, "orders-0 is led by node 4: ask there, or leave own=1 out")
-
-    served(work)
+@served
+async def test_the_error_names_a_leader_that_does_not_answer(node: Node, port: int) -> None:
+    node.node_id = 9
+    node.broker.is_ready = True
+    node.broker.image = Elsewhere("orders", 4, ("127.0.0.1", 1)).image()
+    for what in ("batches", "messages"):
+        status, answer = await get_json(port, f"/api/topics/orders/{what}?partition=0")
+        assert status == 503
+        assert "node 4, which leads orders-0, did not answer" in answer["error"]
+    status, answer = await get_json(port, "/api/topics/orders/batches?partition=0&own=1")
+    assert (status, answer["error"]) == (503, "node 4 leads orders-0: send the request there, or omit own=1")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from tests.web.test_app import Node, three_nodes_one_of_them_fenced
 
 from chronik.metadata.image import ClusterImage
-from chronik.web.events import EventHub, FeedKey
-from chronik.web.feeds import ClusterFeed, Feed, TopicsFeed
-from chronik.web.listeners import CHUNKS_WAITING_MAX, Listener
-
-Wanted: TypeAlias = dict[FeedKey, Callable[[], Feed]]
+from chronik.web.events import EventHub, FeedMakers
+from chronik.web.feeds import CHUNKS_WAITING_MAX, ClusterFeed, Listener, TopicsFeed
 
 
 class CountingNode(Node):
@@ -22,20 +18,16 @@ class CountingNode(Node):
 
     def __init__(self) -> None:
         super().__init__()
-        self.looks = 0
-        self._known = three_nodes_one_of_them_fenced()
+        self.broker.image = three_nodes_one_of_them_fenced()
+        self.reads = 0
 
     @property
-    def image(self) -> ClusterImage:
-        self.looks += 1
-        return self._known
-
-    @image.setter
-    def image(self, image: ClusterImage) -> None:
-        self._known = image
+    def image(self) -> ClusterImage | None:
+        self.reads += 1
+        return super().image
 
 
-def told(lines: bytes | None) -> list[tuple[str, Any]]:
+def events_in(lines: bytes | None) -> list[tuple[str, Any]]:
     events = []
     for block in (lines or b"").decode().split("\n\n")[:-1]:
         name, data = block.split("\n")
@@ -47,14 +39,14 @@ def test_feeds_do_not_run_without_listeners() -> None:
     async def run() -> None:
         node = CountingNode()
         hub = EventHub(node)
-        wanted: Wanted = {("cluster", ""): lambda: ClusterFeed(node), ("topics", ""): lambda: TopicsFeed(node)}
+        makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node), ("topics", ""): lambda: TopicsFeed(node)}
         await asyncio.sleep(0.3)
-        assert node.looks == 0
-        first, second = hub.listen(wanted), hub.listen(wanted)
+        assert node.reads == 0
+        first, second = hub.listen(makers), hub.listen(makers)
         async with asyncio.timeout(10):
             seen: set[str] = set()
             while seen != {"cluster", "topics"}:
-                seen |= {event for event, _ in told(await first.take())}
+                seen |= {event for event, _ in events_in(await first.take())}
         feeds = list(hub._feeds.values())
         assert len(feeds) == 2  # both listeners share them
         hub.leave(first)
@@ -63,9 +55,9 @@ def test_feeds_do_not_run_without_listeners() -> None:
         assert hub._feeds == {}
         for feed in feeds:
             await feed.stopped()
-        looks = node.looks
+        reads = node.reads
         await asyncio.sleep(1.2)
-        assert node.looks == looks
+        assert node.reads == reads
         await hub.close()
 
     asyncio.run(run())
@@ -75,12 +67,12 @@ def test_a_later_listener_receives_the_current_state_at_once() -> None:
     async def run() -> None:
         node = CountingNode()
         hub = EventHub(node)
-        wanted: Wanted = {("cluster", ""): lambda: ClusterFeed(node)}
+        makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node)}
         async with asyncio.timeout(10):
-            first = hub.listen(wanted)
-            ((event, cluster),) = told(await first.take())
+            first = hub.listen(makers)
+            ((event, cluster),) = events_in(await first.take())
             assert (event, cluster["cluster_id"], cluster["is_ready"]) == ("cluster", "c", False)
-            assert told(await hub.listen(wanted).take()) == [(event, cluster)]
+            assert events_in(await hub.listen(makers).take()) == [(event, cluster)]
             await hub.close()
             assert await first.take() is None
 
@@ -91,9 +83,9 @@ def test_the_queue_of_a_slow_listener_is_bounded() -> None:
     async def run() -> None:
         listener = Listener()
         for number in range(1000):
-            listener.tell("topic", json.dumps({"n": number}).encode())
-            listener.tell("traces", json.dumps({"n": number}).encode(), adds=True)
-        events = told(await listener.take())
+            listener.send("topic", json.dumps({"n": number}).encode())
+            listener.send("traces", json.dumps({"n": number}).encode(), adds=True)
+        events = events_in(await listener.take())
         assert events[0] == ("topic", {"n": 999})
         assert events[1:] == [("traces", {"n": number}) for number in range(1000 - CHUNKS_WAITING_MAX, 1000)]
 

@@ -1,31 +1,31 @@
-// One key or value in full: as JSON where it is JSON, as text, in hex or in base64.
+// One key or value in full: as JSON if it is JSON, as text, in hex or in base64.
 
 import { h } from "./dom.js";
 import { bytes } from "./format.js";
 
 const HEX_BYTES_MAX = 16 * 1024;
-const chosen = new Map(); // Which way a person looked at it last, by content.
+const chosen = new Map(); // The format that the user chose last, by content.
 
-export function contentView(title, content, key, draw, loadWhole) {
+export function payloadView(title, content, key, draw, loadWhole) {
   if (content === null || content === undefined) return h("div", { class: "content", "data-key": title }, h("h3", null, title), h("p", { class: "null" }, "null"));
-  const ways = waysOf(content);
-  const way = ways.includes(chosen.get(key)) ? chosen.get(key) : ways[0];
+  const formats = formatsOf(content);
+  const format = formats.includes(chosen.get(key)) ? chosen.get(key) : formats[0];
   return h("div", { class: "content", "data-key": title },
     h("h3", null, title, h("span", { class: "muted" }, bytes(content.size_bytes)),
-      h("span", { class: "ways", role: "group", "aria-label": `${title} as` },
-        ways.map((one) => h("button", { type: "button", "aria-pressed": String(one === way), onclick: () => { chosen.set(key, one); draw(); } }, one)))),
-    h("pre", { tabindex: 0, "aria-label": `${title} as ${way}` }, rendered(content, way)),
-    content.is_cut && h("p", { class: "muted" }, "This is its beginning. ", h("button", { type: "button", onclick: loadWhole }, "Read more of it")));
+      h("span", { class: "formats", role: "group", "aria-label": `${title} as` },
+        formats.map((one) => h("button", { type: "button", "aria-pressed": String(one === format), onclick: () => { chosen.set(key, one); draw(); } }, one)))),
+    h("pre", { tabindex: 0, "aria-label": `${title} as ${format}` }, rendered(content, format)),
+    content.is_cut && h("p", { class: "muted" }, "Only the first bytes are shown. ", h("button", { type: "button", onclick: loadWhole }, "Load more")));
 }
 
-function waysOf(content) {
+function formatsOf(content) {
   if (content.encoding === "base64") return ["hex", "base64"];
   return content.is_cut || !isJson(content.data) ? ["text", "hex"] : ["JSON", "text", "hex"];
 }
 
-function rendered(content, way) {
-  if (way === "JSON") return indented(content.data);
-  if (way === "hex") return hex(content);
+function rendered(content, format) {
+  if (format === "JSON") return indented(content.data);
+  if (format === "hex") return hex(content);
   return content.data;
 }
 
@@ -39,8 +39,8 @@ function isJson(text) {
   }
 }
 
-// JSON with its own literals: parsing it would change numbers that do not fit.
-export function indented(text) {
+// Indents JSON without parsing it, because parsing would round large numbers.
+function indented(text) {
   let out = "";
   let depth = 0;
   const line = () => `\n${"  ".repeat(depth)}`;

@@ -1,0 +1,268 @@
+"""The answers of the HTTP API. Both the JSON and /api/openapi.json are made from these structs.
+
+The name of a struct is its name in the description, and its docstring is its description there. A field with a default
+is left out of the JSON while it has that value.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from chronik.node.replicas.healing import DamageState
+from chronik.node.replicas.partition import HowFound
+from chronik.observe.traces import TraceEvent
+
+TimestampType: TypeAlias = Literal["CreateTime", "LogAppendTime"]
+
+
+class Error(msgspec.Struct, frozen=True):
+    error: Annotated[
+        str, msgspec.Meta(pattern=r"^[^\n]+$", description="One line that says what is wrong and what to do.")
+    ]
+
+
+class OpenApi(msgspec.Struct, frozen=True):
+    """An OpenAPI description."""
+
+    openapi: str
+    info: dict[str, str]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
+# -- the cluster and its topics ----------------------------------------------------------------------------------------
+
+
+class Node(msgspec.Struct, frozen=True):
+    """`leaders`, `replicas` and `in_sync` count partitions."""
+
+    id: int
+    state: Literal["alive", "fenced", "stopping"]
+    kafka: str
+    http: str
+    rack: str | None
+    epoch: int
+    leaders: int
+    replicas: int
+    in_sync: int
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Damage that was found in a log of this node since its start."""
+
+    topic: str
+    partition: int
+    offset: int
+    how: HowFound
+    reason: str
+    found_ms: int
+    state: DamageState
+    waits_for: str
+    set_aside: tuple[str, ...]
+    healed_ms: int | None
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """The cluster in the metadata of node `node_id`. `version` shows how recent this metadata is."""
+
+    cluster_id: str
+    node_id: int
+    version: int
+    controller: int | None
+    nodes: list[Node]
+    topics: int
+    partitions: int
+    under_replicated: int
+    leaderless: int
+    under_replicated_partitions: list[str]
+    leaderless_partitions: list[str]
+    damages: list[Damage]
+
+
+class TopicFields(msgspec.Struct, frozen=True):
+    """The fields that all views of a topic have."""
+
+    name: str
+    id: UUID
+    internal: bool
+    replication_factor: int
+    under_replicated: int
+    leaderless: int
+
+
+class TopicSummary(TopicFields, frozen=True):
+    """`partitions`, `under_replicated` and `leaderless` count partitions."""
+
+    partitions: int
+
+
+class Topics(msgspec.Struct, frozen=True):
+    topics: list[TopicSummary]
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """The offsets are null if they are unknown."""
+
+    partition: int
+    leader: int
+    epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    log_start_offset: int | None
+    log_end_offset: int | None
+    high_watermark: int | None
+
+
+class Topic(TopicFields, frozen=True):
+    """Offsets and damages are those of the replicas on `node`."""
+
+    configs: dict[str, str]
+    node: int
+    partitions: list[Partition]
+    damages: list[Damage]
+
+
+# -- the log of a partition --------------------------------------------------------------------------------------------
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """The header of a batch. Producer id, epoch and sequence are -1 if the producer is not idempotent."""
+
+    base_offset: int
+    last_offset: int
+    count: int
+    size_bytes: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    timestamp_type: TimestampType
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    codec: str
+    is_control: bool
+    is_transactional: bool
+    leader_epoch: int
+    crc: int
+
+
+class Batches(msgspec.Struct, frozen=True):
+    """One page. `next` is the start offset of the next page, or null at the end of the range."""
+
+    topic: str
+    partition: int
+    leader: int
+    log_start_offset: int
+    high_watermark: int
+    next: int | None
+    batches: list[Batch]
+
+
+class Content(msgspec.Struct, frozen=True):
+    """`data` is text if `encoding` is `utf-8`, else base64. If `is_cut`, it holds only the first bytes."""
+
+    encoding: Literal["utf-8", "base64"]
+    data: str
+    size_bytes: int
+    is_cut: bool
+
+
+class Header(msgspec.Struct, frozen=True):
+    name: str
+    value: Content | None
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One record. If `error` is set, a batch that cannot be decoded, with what is known of it."""
+
+    offset: int
+    timestamp_ms: int
+    timestamp_type: TimestampType
+    key: Content | None
+    value: Content | None
+    headers: list[Header]
+    headers_left_out: int = 0
+    error: str = ""
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """One page. `source` is `replica` if the leader did not answer. `next` is null at the end."""
+
+    topic: str
+    partition: int
+    node: int
+    source: Literal["leader", "replica"]
+    log_start_offset: int
+    high_watermark: int
+    next: int | None
+    messages: list[Message]
+
+
+# -- consumer groups ---------------------------------------------------------------------------------------------------
+
+
+class GroupSummary(msgspec.Struct, frozen=True):
+    """`lag` is null if it is unknown for all partitions."""
+
+    group: str
+    state: str
+    coordinator: int
+    member_count: int
+    topics: list[str]
+    partition_count: int
+    lag: int | None
+    committed_total: int
+
+
+class Groups(msgspec.Struct, frozen=True):
+    """The groups with the largest lag come first. Groups that `silent_nodes` coordinate are missing."""
+
+    groups: list[GroupSummary]
+    total: int
+    silent_nodes: list[int]
+
+
+class AssignedPartition(msgspec.Struct, frozen=True):
+    topic: str
+    partition: int
+
+
+class Member(msgspec.Struct, frozen=True):
+    member: str
+    client_id: str
+    host: str
+    instance: str | None
+    partitions: list[AssignedPartition]
+
+
+class GroupPartition(msgspec.Struct, frozen=True):
+    """`end` is the high watermark, and `member` the assigned member. Unknown values are null."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    end: int | None
+    lag: int | None
+    member: str | None
+
+
+class Group(GroupSummary, frozen=True):
+    assignor: str
+    members: list[Member]
+    partitions: list[GroupPartition]
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+class Traces(msgspec.Struct, frozen=True):
+    """`next` is the `after` of the next request. `dropped` counts the events that never reached the traces topic."""
+
+    node: int
+    next: int
+    last: int
+    dropped: int
+    traced_topics: list[str]
+    events: list[TraceEvent]
