@@ -22,8 +22,7 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.storage import recovery
 from chronik.storage.folder import DataFolder
 from chronik.storage.log import Log
-from chronik.testing.sim.bad_disks import BadDisks
-from chronik.testing.sim.three_nodes import ThreeNodes
+from chronik.testing.sim.cluster_scenarios import BadDisks, ThreeNodes
 from chronik.wire.errors import ErrorCode, KafkaError
 
 

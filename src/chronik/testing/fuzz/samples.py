@@ -31,7 +31,7 @@ from chronik.node.membership.internal_api import (
 from chronik.raft import messages as raft
 from chronik.raft.entries import Entry, EntryKind
 from chronik.raft.membership import Member, Membership
-from chronik.testing.sim.clock import EPOCH_MS
+from chronik.testing.sim.host import EPOCH_MS
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, known_versions
 from chronik.wire.batch import encode_batch

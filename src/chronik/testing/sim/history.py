@@ -9,17 +9,23 @@ exactly one correct offset in one partition.
 - End offsets and watermarks never go backwards: a response is compared with all that arrived before its request.
 - A reader gets every offset from its start on, in order.
 - A group's committed offset never goes backwards, whichever node answers, and no member skips offsets that the group
-  has not processed. A partition has one owner in each group (`ownership`).
+  has not processed. A partition has one owner in each group (`GroupOwnership`).
 - A producer id is assigned once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from chronik.testing.sim.ownership import GroupOwnership
 from chronik.testing.sim.world import World
+
+SESSION_SHARE = 0.9
+"""The share of a session left in the worst case: coordinator's clock as fast, member's as slow as allowed."""
+AVAILABILITY_CHECK_S = 0.5
+SILENCE_S_MAX = 12.0
+"""Above the promised 10 s for partitions that the sick node led: simulated clients look for a leader less often."""
 
 
 class TopicPartition(NamedTuple):
@@ -163,6 +169,67 @@ class GroupHistory:
         self.processed_end = max(self.processed_end, end)
 
 
+@dataclass(slots=True)
+class Belief:
+    """The partitions that a member considers its own, and until when."""
+
+    generation: int
+    partitions: tuple[int, ...]
+    until_s: float
+
+
+class GroupOwnership:
+    """The owners of a group's partitions, by the coordinators' responses. Two owners at once are a violation.
+
+    Members report their requests and the responses, in the order in which they happen.
+
+    - Once a SyncGroup of generation g has succeeded, no heartbeat, commit or SyncGroup of an older generation that is
+      sent later may succeed. Generations only grow, and a generation that a SyncGroup returned is in the log.
+    - A member owns its assignment until a request fails or its session ends. The session starts when the member sends
+      the last SyncGroup or heartbeat that succeeds. No other member may be assigned its partitions before that.
+    """
+
+    def __init__(self, world: World, group: str) -> None:
+        self._world = world
+        self._group = group
+        self._formed_s: dict[int, float] = {}
+        """By generation: when a member first received it."""
+        self._beliefs: dict[str, Belief] = {}
+
+    def synced(self, member: str, generation: int, partitions: list[int], sent_s: float, session_s: float) -> None:
+        self.answered(member, generation, sent_s, "SyncGroup")
+        self._formed_s.setdefault(generation, self._world.now)
+        mine = Belief(generation, tuple(partitions), sent_s + session_s * SESSION_SHARE)
+        for other, belief in self._beliefs.items():
+            both = [partition for partition in belief.partitions if partition in mine.partitions]
+            left_s = belief.until_s - self._world.now
+            if other != member and both and belief.generation != generation and left_s > 0:
+                self._world.violated(
+                    f"group {self._group}: {member} was given partitions {both} in generation {generation}, and "
+                    f"{other} has them by generation {belief.generation} for {left_s:.3f} s yet"
+                )
+        self._beliefs[member] = mine
+
+    def heartbeat_succeeded(self, member: str, generation: int, sent_s: float, session_s: float) -> None:
+        self.answered(member, generation, sent_s, "a heartbeat")
+        belief = self._beliefs.get(member)
+        if belief is not None and belief.generation == generation:
+            belief.until_s = max(belief.until_s, sent_s + session_s * SESSION_SHARE)
+
+    def answered(self, member: str, generation: int, sent_s: float, what: str) -> None:
+        """Check that a successful request of this generation was not sent after a newer one began."""
+        for newer, formed_s in self._formed_s.items():
+            if newer > generation and formed_s < sent_s:
+                self._world.violated(
+                    f"group {self._group}: {what} of {member} in generation {generation} succeeded, sent "
+                    f"{sent_s - formed_s:.3f} s after generation {newer} had begun"
+                )
+
+    def lost(self, member: str) -> None:
+        """Note that the member owns nothing from now on: one of its requests failed, or it leaves."""
+        self._beliefs.pop(member, None)
+
+
 class History:
     """All that clients received in one run."""
 
@@ -204,3 +271,34 @@ class History:
     @property
     def acknowledged_count(self) -> int:
         return sum(partition.acknowledged_count for partition in self._partitions.values())
+
+
+class Availability:
+    """From `begin` to `end`, checks that each partition of the topic keeps acknowledging acks=all batches.
+
+    One node whose disk fails or hangs must not stop acknowledgements by other nodes.
+    """
+
+    def __init__(self, world: World, history: History, topic: str) -> None:
+        self._world = world
+        self._history = history
+        self._topic = topic
+        self._since_s: float | None = None
+        self._why = ""
+
+    def begin(self, why: str) -> None:
+        self._since_s = self._world.now
+        self._why = why
+        self._check()
+
+    def end(self) -> None:
+        self._since_s = None
+
+    def _check(self) -> None:
+        if self._since_s is None:
+            return
+        for partition in self._history.partitions_of(self._topic):
+            silent_s = self._world.now - max(self._since_s, partition.acknowledged_s)
+            if silent_s > SILENCE_S_MAX:
+                self._world.violated(f"{partition.name}: nothing was acknowledged for {silent_s:.1f} s: {self._why}")
+        self._world.after(AVAILABILITY_CHECK_S, self._check)

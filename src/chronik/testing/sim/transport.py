@@ -272,7 +272,7 @@ class SimTransport(asyncio.Transport):
         self.world.trace("segment", self.serial, zlib.crc32(segment))
         self._unread.append(segment)
         self._schedule_read()
-        self.process.noticed("segment.arrived")
+        self.process.reached_outside("segment.arrived")
 
     def arrived_end(self) -> None:
         if not self.is_gone:

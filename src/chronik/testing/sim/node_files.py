@@ -276,5 +276,5 @@ class _Nobody:
     def check_alive(self) -> None:
         return
 
-    def reached(self, moment: str) -> None:
+    def reached(self, point: str) -> None:
         return
