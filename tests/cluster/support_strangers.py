@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.node import CHRONIK, to_toml
+from tests.cluster.support_cluster import clean_environment, to_toml
+from tests.support.node import CHRONIK
 from tests.support.ports import free_ports
-
-from chronik.cli.local_cluster import clean_environment
 
 READY = "is ready"
 EXIT_TIMEOUT_S = 20.0

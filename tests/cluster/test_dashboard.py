@@ -26,7 +26,7 @@ def scraped(nodes: Nodes) -> tuple[set[str], dict[str, set[str]]]:
     """Return what all nodes together expose: the family names, and the labels of each sample name."""
     families: set[str] = set()
     samples: dict[str, set[str]] = {}
-    for node in nodes.running:
+    for node in nodes.responsive:
         for family in text_string_to_metric_families(node.get("/metrics")[1].decode()):
             families.add(family.name)
             for sample in family.samples:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_faults import PROGRESS
 from tests.cluster.support_groups import Commits
-from tests.cluster.support_workload import Workload
+from tests.cluster.support_workload import PROGRESS, Workload
 from tests.support.eventually import eventually
 
 from chronik.testing.operations import Polled
@@ -20,10 +19,10 @@ PARTITIONS = 4
 
 def coordinator(nodes: Nodes, group: str) -> int:
     """Wait until a node knows the group's coordinator, and return it."""
-    alive = {node.id for node in nodes.running}
+    alive = {node.id for node in nodes.responsive}
 
     def found() -> int:
-        with nodes.connect(nodes.running[0].id) as client:
+        with nodes.connect(nodes.responsive[0].id) as client:
             answer = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0})
         assert answer.error_code is ErrorCode.none, answer.error_code
         return int(answer.node_id) if int(answer.node_id) in alive else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -11,7 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.cli.run_chronik import Outcome, chronik
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_lost_logs import (
+from tests.cluster.support_logs import (
     check_all_are_read,
     check_whole_again,
     cut_at_a_batch,
@@ -31,7 +30,7 @@ TIMEOUT_S = 60.0
 
 def lose_metadata(nodes: Nodes) -> None:
     for node_id in nodes.ids:
-        for path in Path(nodes.node(node_id).folder).glob("metadata.db*"):
+        for path in nodes.data_folder(node_id).glob("metadata.db*"):
             path.unlink()
 
 
@@ -111,7 +110,7 @@ def test_restore_metadata_keeps_all_records_committed_offsets_and_producer_ids(n
     assert len({state.replicas[0] for state in partitions.values()}) == len(nodes.ids), "preferred leaders are spread"
     check_whole_again(nodes, topic, RECORDS + 500)
     for node_id in nodes.ids:
-        assert not (Path(nodes.node(node_id).folder) / "set-aside").exists(), "every log belongs to a topic"
+        assert not (nodes.data_folder(node_id) / "set-aside").exists(), "every log belongs to a topic"
     described = chronik("topic", "describe", "__consumer_offsets", "--json", "-b", nodes.bootstrap).json()
     assert described["configs"]["cleanup.policy"] == "compact"
     # And again after another restart.
@@ -130,10 +129,10 @@ def test_restore_metadata_uses_the_longest_logs_after_nodes_failed_to_start(star
     nodes.kill_all()
     lose_metadata(nodes)
     for node_id in nodes.ids:
-        nodes.local.launch(node_id)
-    eventually(lambda: not nodes.running, TIMEOUT_S, "all nodes give up")
+        nodes.launch(node_id)
+    eventually(lambda: not nodes.responsive, TIMEOUT_S, "all nodes give up")
     cut_at_a_batch(log_of(nodes, cut, topic))
-    for path in Path(nodes.node(empty).folder).iterdir():
+    for path in nodes.data_folder(empty).iterdir():
         if path.name != "node.toml":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

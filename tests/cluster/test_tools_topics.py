@@ -138,7 +138,7 @@ def test_kafka_configs_describes_and_alters_configs_of_topics_and_brokers(
     assert wrong.status == 1
     assert "retention.ms" in wrong.err
 
-    for node in shared_nodes.local.nodes:
+    for node in shared_nodes:
         static = configs("brokers", ("--entity-name", str(node.id)), "--all")
         assert (static["node.id"], static["log.dirs"]) == (str(node.id), node.folder)
     everywhere = ("kafka-configs", *at, "--alter", "--entity-type", "brokers", "--entity-default")
@@ -232,7 +232,7 @@ def test_kafka_cluster_and_kafka_broker_api_versions_list_every_node(
     assert kafka_tools.ok("kafka-cluster", "cluster-id", *at).split() == ["Cluster", "ID:", cluster_id]
     endpoints = kafka_tools.ok("kafka-cluster", "list-endpoints", *at)
     versions = kafka_tools.ok("kafka-broker-api-versions", *at)
-    for node in shared_nodes.local.nodes:
+    for node in shared_nodes:
         assert re.search(rf"^{node.id}\s+127\.0\.0\.1\s+{node.kafka.port}\b", endpoints, re.MULTILINE), endpoints
         assert re.search(rf"^127\.0\.0\.1:{node.kafka.port} \(id: {node.id} ", versions, re.MULTILINE), versions
     assert len(re.findall(r"DescribeLogDirs\(35\): 1 to 4 \[usable: 4\]", versions)) == 3
