@@ -48,7 +48,7 @@ def test_feeds_do_not_run_without_listeners() -> None:
         node = CountingNode()
         hub = EventHub(node)
         wanted: Wanted = {("cluster", ""): lambda: ClusterFeed(node), ("topics", ""): lambda: TopicsFeed(node)}
-        await asyncio.sleep(0.3)
+        assert asyncio.all_tasks() == {asyncio.current_task()}  # no feed runs
         assert node.looks == 0
         first, second = hub.listen(wanted), hub.listen(wanted)
         async with asyncio.timeout(10):
@@ -64,9 +64,9 @@ def test_feeds_do_not_run_without_listeners() -> None:
         for feed in feeds:
             await feed.stopped()
         looks = node.looks
-        await asyncio.sleep(1.2)
-        assert node.looks == looks
+        assert asyncio.all_tasks() == {asyncio.current_task()}
         await hub.close()
+        assert node.looks == looks
 
     asyncio.run(run())
 
