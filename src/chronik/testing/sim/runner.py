@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from chronik.testing.sim.cluster_scenarios import BadDisks, FiveNodes, ThreeNodes
 from chronik.testing.sim.crash_points import crash_points
+from chronik.testing.sim.host import release
 from chronik.testing.sim.scenario import Scenario, SingleNode
 from chronik.testing.sim.tripwires import tripwires
 from chronik.testing.sim.world import World
@@ -95,19 +95,8 @@ def run_seed(
             list(world.notes),
             [line for node in played.nodes for line in node.log_lines],
         )
-        _release(played)
+        release(played.hosts)
     finally:
         if was_enabled:
             gc.enable()
     return report
-
-
-def _release(played: Scenario) -> None:
-    """End dead processes here, and ignore what their tasks raise while they are freed."""
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda unraisable: None
-    try:
-        played.bury()
-        gc.collect()
-    finally:
-        sys.unraisablehook = hook

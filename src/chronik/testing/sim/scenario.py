@@ -101,10 +101,9 @@ class Scenario:
         if self._reaches(START_S_MAX, self._all_ready, "all nodes are ready after the power failure"):
             self._is_all_there("reboot")
 
-    def bury(self) -> None:
-        """Release everything quietly when the run is over."""
-        for host in (*self.client_hosts, *(node.host for node in self.nodes)):
-            host.bury()
+    @property
+    def hosts(self) -> list[Host]:
+        return [*self.client_hosts, *(node.host for node in self.nodes)]
 
     def _clients_end(self) -> bool:
         workload = self.workload
