@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -31,6 +31,7 @@ NODES = 3
 PREFERRED = 0
 PORT_TRIES = 5
 IN_SYNC_TIMEOUT_S = 60.0
+COORDINATOR_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 40
 LOG_LINES_PER_EVENT = 3
@@ -247,6 +248,19 @@ class Nodes(LocalCluster):
             return 0 if view is None or view["controller"] not in alive else int(view["controller"])
 
         return eventually(found, IN_SYNC_TIMEOUT_S, "there is a controller that runs")
+
+    def coordinator(self, group: str, *, by: int | None = None, among: Collection[int] | None = None) -> int:
+        """Wait until a node (`by`) names a coordinator that is one of these nodes (`among`), and return it."""
+        allowed = {node.id for node in self.responsive} if among is None else among
+
+        def find() -> int:
+            with self.connect(by or self.responsive[0].id) as client:
+                answer = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0})
+            assert answer.error_code is ErrorCode.none, answer.error_code
+            assert answer.node_id in allowed, f"node {answer.node_id} is named"
+            return int(answer.node_id)
+
+        return eventually(find, COORDINATOR_TIMEOUT_S, f"group {group} has a coordinator among {allowed}")
 
     def follower(self, topic: str) -> int:
         """Return a node that leads the fewest of the topic's partitions; if possible, not the controller."""

@@ -10,13 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 from tests.cluster.support_cluster import Nodes, reset_peak
+from tests.cluster.support_groups import WireMember
 from tests.cluster.support_links import LoopThread
-from tests.node.support_wire import FETCH_VERSION, WireClient, decoded, fetch_of, unique
-from tests.support.eventually import eventually
+from tests.node.support_wire import FETCH_VERSION, decoded, fetch_of, unique
 
 from chronik.node.endpoint import Endpoint
 from chronik.wire import frames, messages
@@ -27,7 +26,6 @@ from chronik.wire.primitives import skip_tags
 
 MB = 1024 * 1024
 OUTCOME_TIMEOUT_S = 120.0
-JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 5, 3, 3, 2
 SESSION_MS = 30_000
 SERVED_TIMEOUT_S = 30.0
 FILES_SPARE = 500
@@ -148,50 +146,30 @@ def _offsets(frame: bytes, correlation_id: int) -> list[int]:
     return [record.offset for record in decoded(answer.records)]
 
 
-class Member:
-    """A group member with its own connection: joins, is assigned partitions, and leaves."""
+class Member(WireMember):
+    """Joins, is assigned some of the partitions, and leaves."""
 
     def __init__(self, nodes: Nodes, group: str, partitions: int) -> None:
-        self.client = coordinator(nodes, group)
-        self.id = ""
-        self.generation = -1
-        self.assigned: list[int] = []
-        self._group = group
+        client = nodes.connect(nodes.coordinator(group), timeout_s=90.0)
+        super().__init__(client, group, session_timeout_ms=SESSION_MS, rebalance_timeout_ms=60_000)
         self._partitions = partitions
+
+    @property
+    def assigned(self) -> list[int]:
+        return list(self.assignment)
 
     def join(self) -> None:
         """Complete a rebalance: return when the member has its assignment in a stable generation."""
         while True:
-            answer = self._ask_to_join()
-            if answer.error_code is ErrorCode.member_id_required:
-                self.id = answer.member_id
+            code = self.joined(self.send_join())
+            if code is ErrorCode.member_id_required:
                 continue
-            assert answer.error_code is ErrorCode.none, answer.error_code
-            self.id, self.generation = answer.member_id, answer.generation_id
-            assignments: list[dict[str, Any]] = []
-            if answer.leader == answer.member_id:
-                assignments = self._share_out([member.member_id for member in answer.members])
-            synced = self.client.call(
-                ApiKey.SYNC_GROUP,
-                SYNC_VERSION,
-                {
-                    "group_id": self._group,
-                    "generation_id": self.generation,
-                    "member_id": self.id,
-                    "group_instance_id": None,
-                    "assignments": assignments,
-                },
-            )
-            if synced.error_code is ErrorCode.rebalance_in_progress:
+            assert code is ErrorCode.none, code
+            code = self.sync(self._shares())
+            if code is ErrorCode.rebalance_in_progress:
                 continue
-            assert synced.error_code is ErrorCode.none, synced.error_code
-            self.assigned = list(synced.assignment)
+            assert code is ErrorCode.none, code
             return
-
-    def heartbeat(self) -> ErrorCode:
-        values = {"group_id": self._group, "generation_id": self.generation, "member_id": self.id}
-        answer = self.client.call(ApiKey.HEARTBEAT, HEARTBEAT_VERSION, {**values, "group_instance_id": None})
-        return ErrorCode(answer.error_code)
 
     def follow(self) -> None:
         """Rejoin if the group is rebalancing, as a client's heartbeat thread does."""
@@ -201,44 +179,16 @@ class Member:
         else:
             assert code is ErrorCode.none, code
 
-    def leave(self) -> None:
-        left = self.client.call(ApiKey.LEAVE_GROUP, LEAVE_VERSION, {"group_id": self._group, "member_id": self.id})
-        assert left.error_code is ErrorCode.none, left.error_code
+    def end(self) -> None:
+        """Leave the group."""
+        code = self.leave()
+        assert code is ErrorCode.none, code
         self.client.socket.close()
 
-    def _ask_to_join(self) -> Any:
-        return self.client.call(
-            ApiKey.JOIN_GROUP,
-            JOIN_VERSION,
-            {
-                "group_id": self._group,
-                "session_timeout": SESSION_MS,
-                "rebalance_timeout": 60_000,
-                "member_id": self.id,
-                "group_instance_id": None,
-                "protocol_type": "consumer",
-                "protocols": [{"name": "shared-out", "metadata": b""}],
-            },
-        )
-
-    def _share_out(self, members: Sequence[str]) -> list[dict[str, Any]]:
+    def _shares(self) -> dict[str, bytes]:
         """Assign each member its partitions, one byte each: the coordinator does not parse assignments."""
-        return [
-            {"member_id": member, "assignment": bytes(range(index, self._partitions, len(members)))}
-            for index, member in enumerate(members)
-        ]
-
-
-def coordinator(nodes: Nodes, group: str) -> WireClient:
-    """Return a connection to the group's coordinator."""
-
-    def find() -> int:
-        with nodes.connect(nodes.responsive[0].id) as client:
-            answer = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0})
-        assert answer.error_code is ErrorCode.none, answer.error_code
-        return int(answer.node_id)
-
-    return nodes.connect(eventually(find, what="the group has a coordinator"), timeout_s=90.0)
+        count = len(self.members)
+        return {member: bytes(range(index, self._partitions, count)) for index, member in enumerate(self.members)}
 
 
 def new_group() -> str:

@@ -168,7 +168,7 @@ def test_a_group_of_two_hundred_members_that_rebalances(
             owned = sorted(chain.from_iterable(member.assigned for member in members))
             assert owned == list(range(partitions)), f"round {round_}"
             leaving, members = members[:leave_at_once], members[leave_at_once:]
-            list(threads.map(Member.leave, leaving))
+            list(threads.map(Member.end, leaving))
         other.proceed(BESIDE_RECORDS)
         memory_is_bounded(nodes, before, results, 80)
         for member in members:
