@@ -79,8 +79,8 @@ class Auditor:
         self._compare(node, hosted, log)
         if hosted.leader is not None and epoch == log.newest_epoch and hosted.log_end_offset < log.end:
             self._world.violated(
-                f"{node.host.name} leads {name} by epoch {epoch} with a log to {hosted.log_end_offset}, "
-                f"and committed is up to {log.end}"
+                f"{node.host.name} leads {name} in epoch {epoch}, but its log ends at {hosted.log_end_offset}, "
+                f"and {log.end} is committed"
             )
 
     def _check_only_leader(self, known: dict[int, str], number: int, name: str, what: str) -> None:

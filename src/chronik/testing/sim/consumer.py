@@ -86,7 +86,7 @@ class FinalReader(SimConsumer):
     async def _end_offset(self) -> int:
         known_end = self.partition.end_seen
         end_offset = await list_offset(await self.leader(*self.partition.name), self.partition, LATEST)
-        self.partition.end_shown(end_offset, known_end, self.name)
+        self.partition.end_received(end_offset, known_end, self.name)
         return end_offset
 
     def _compare(self, end_offset: int) -> None:
@@ -112,7 +112,7 @@ class SimObserver(SimClient):
             connection = await self.leader(*partition.name)
             try:
                 known_end = partition.end_seen
-                partition.end_shown(await list_offset(connection, partition, LATEST), known_end, self.name)
+                partition.end_received(await list_offset(connection, partition, LATEST), known_end, self.name)
                 start = await list_offset(connection, partition, EARLIEST)
                 if start != 0:
                     self.world.violated(f"{partition.name} begins at {start}, and nothing was deleted")

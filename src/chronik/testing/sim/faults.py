@@ -241,9 +241,9 @@ class Nemesis:
                 self._world.after(duration_s, self._network.heal, node.host, other)
 
     def _reset(self, node: SimNode) -> None:
-        count = self._network.reset_some((node.host,), self._random.random())
+        count = self._network.reset_some(node.host, self._random.random())
         self._world.note(f"{count} connections of {node.host.name} are reset")
 
     def _silence(self, node: SimNode) -> None:
-        count = self._network.silence_some((node.host,), self._random.random())
+        count = self._network.silence_some(node.host, self._random.random())
         self._world.note(f"{count} connections of {node.host.name} fall silent")

@@ -83,14 +83,14 @@ class PartitionHistory:
     def read(self, offset: int, value: bytes | None, reader: str) -> None:
         name = RecordName.of(value)
         if name is None or name not in self._sent:
-            self._violated(f"{reader} read at offset {offset} what nobody sent: {value!r:.60}")
+            self._violated(f"{reader} read a record at offset {offset} that no producer sent: {value!r:.60}")
             return
         self._place(offset, name, f"read by {reader}")
 
-    def end_shown(self, end_offset: int, known_when_asked: int, reader: str) -> None:
+    def end_received(self, end_offset: int, known_at_request: int, reader: str) -> None:
         """Check the end offset for consumers (the high watermark) that a client received."""
-        if end_offset < known_when_asked:
-            self._violated(f"{reader} was shown the end {end_offset} after {known_when_asked} had been shown")
+        if end_offset < known_at_request:
+            self._violated(f"{reader} received end offset {end_offset} after {known_at_request}")
         self.end_seen = max(self.end_seen, end_offset)
 
     def skipped(self, position: int, offset: int, end_offset: int, reader: str) -> None:
@@ -101,7 +101,7 @@ class PartitionHistory:
 
     def out_of_range(self, position: int, reader: str) -> None:
         """Report a violation: no record is ever deleted here, so a valid position stays valid."""
-        self._violated(f"{reader} was told that offset {position} does not exist")
+        self._violated(f"{reader} got OFFSET_OUT_OF_RANGE at {position}")
 
     def _place(self, offset: int, name: RecordName, how: str) -> None:
         known = self.records.get(offset)
@@ -150,21 +150,21 @@ class GroupHistory:
         """Note a commit. Its response may reach a replaced member after the successor has committed more."""
         self.committed = max(self.committed, offset)
 
-    def fetched(self, offset: int, known_when_asked: int, client: str) -> None:
+    def fetched(self, offset: int, known_at_request: int, client: str) -> None:
         """Check a committed offset that a client received from any node (-1: none yet)."""
-        if max(offset, 0) < known_when_asked:
+        if max(offset, 0) < known_at_request:
             self._world.violated(
-                f"{self.name}: {client} was told {offset} after {known_when_asked} had been told to be committed"
+                f"{self.name}: {client} received committed offset {offset} after {known_at_request} was known"
             )
         elif offset > self.tried:
-            self._world.violated(f"{self.name}: {client} was told offset {offset}, and nobody committed that")
+            self._world.violated(f"{self.name}: {client} received committed offset {offset}, which no client committed")
         else:
             self.committed = max(self.committed, offset)
 
     def processed(self, first: int, end: int, member: str) -> None:
         if first > self.processed_end:
             self._world.violated(
-                f"{self.name}: {member} goes on at {first}, and the group has processed up to {self.processed_end}"
+                f"{self.name}: {member} continues at {first}, but the group has processed up to {self.processed_end}"
             )
         self.processed_end = max(self.processed_end, end)
 
@@ -205,8 +205,8 @@ class GroupOwnership:
             left_s = belief.until_s - self._world.now
             if other != member and both and belief.generation != generation and left_s > 0:
                 self._world.violated(
-                    f"group {self._group}: {member} was given partitions {both} in generation {generation}, and "
-                    f"{other} has them by generation {belief.generation} for {left_s:.3f} s yet"
+                    f"group {self._group}: {member} was assigned partitions {both} in generation {generation}, but "
+                    f"{other} owns them in generation {belief.generation} for another {left_s:.3f} s"
                 )
         self._beliefs[member] = mine
 
@@ -263,10 +263,10 @@ class History:
             self._ownerships[group] = GroupOwnership(self.world, group)
         return self._ownerships[group]
 
-    def producer_id_given(self, producer_id: int, epoch: int, producer: str) -> None:
+    def producer_id_assigned(self, producer_id: int, epoch: int, producer: str) -> None:
         owner = self._producer_ids.setdefault((producer_id, epoch), producer)
         if owner != producer:
-            self.world.violated(f"producer id {producer_id} was given to {owner} and to {producer}")
+            self.world.violated(f"producer id {producer_id} was assigned to {owner} and to {producer}")
 
     @property
     def acknowledged_count(self) -> int:

@@ -69,7 +69,7 @@ class SimProducer(SimClient):
 
     async def _init_producer_id(self) -> None:
         self.producer_id, self.producer_epoch = await init_producer_id(await self.leader(self.topic, 0))
-        self.history.producer_id_given(self.producer_id, self.producer_epoch, self.name)
+        self.history.producer_id_assigned(self.producer_id, self.producer_epoch, self.name)
 
 
 class _ProduceLane:
@@ -235,7 +235,7 @@ class Appender:
     async def _init_producer_id(self) -> None:
         connection = await self._client.leader(self._topic, self._partition)
         self._producer_id, self._producer_epoch = await init_producer_id(connection)
-        self._client.history.producer_id_given(self._producer_id, self._producer_epoch, self._client.name)
+        self._client.history.producer_id_assigned(self._producer_id, self._producer_epoch, self._client.name)
 
 
 def _wall_ms(client: SimClient) -> int:

@@ -110,7 +110,7 @@ async def fetch(
     """Fetch from `position`, check the result, and return the next position."""
     known_end = history.end_seen
     fetched = await fetch_records(connection, *history.name, position, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
-    history.end_shown(fetched.high_watermark, known_end, reader)
+    history.end_received(fetched.high_watermark, known_end, reader)
     if fetched.damage is not None:
         history.damaged(position, fetched.damage, reader)
         return position

@@ -76,7 +76,7 @@ class Scenario:
         if not self._reaches(START_S_MAX, self._all_ready, "all nodes are ready"):
             return
         maker = self.workload.make_topic()
-        if not self._reaches(START_S_MAX, lambda: maker.is_done, "the topic is made"):
+        if not self._reaches(START_S_MAX, lambda: maker.is_done, "the topic exists"):
             return
         self.workload.start()
         if not self.strikes_from_the_start:
@@ -109,7 +109,7 @@ class Scenario:
         workload = self.workload
         for producer in workload.producers:
             producer.finish()
-        if not self._ended(workload.producers, "the producers got rid of all they had"):
+        if not self._ended(workload.producers, "the producers delivered all records"):
             return False
         for client in workload.others:
             client.finish()
@@ -121,7 +121,7 @@ class Scenario:
     def _ended(self, clients: Sequence[SimClient], what: str) -> bool:
         def stuck() -> str:
             names = ", ".join(f"{each.name} {each.errors}" for each in clients if not each.is_done)
-            return f"still at work: {names}"
+            return f"still running: {names}"
 
         return self._reaches(RECOVERY_S_MAX, lambda: all(client.is_done for client in clients), what, stuck)
 
@@ -134,7 +134,7 @@ class Scenario:
         if self.world.run(self.world.now + within_s, is_over, self._events_max):
             return True
         if self.world.violation is None and (self._events_max is None or self.world.events < self._events_max):
-            self.world.violated(f"after {within_s:g} s it is still not so that {what}; {why()}")
+            self.world.violated(f"not within {within_s:g} s: {what}; {why()}")
         return False
 
 
