@@ -1,4 +1,4 @@
-"""Nodes that do not belong together: each says what is wrong and what to do, and the cluster loses nothing."""
+"""Nodes that do not belong together: each logs what is wrong and what to do, and the cluster loses nothing."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_nodes_of_different_clusters_refuse_each_other(nodes: Nodes, filled: Fil
     line = refused(tmp_path, stranger(nodes, node_id=9, cluster_id="another-cluster-entirely"))
     assert str(own_id) in line
     assert "another-cluster-entirely" in line
-    told = [node_id for node_id in nodes.ids if "another-cluster-entirely" in nodes.log_text(node_id)]
-    assert told, "the cluster's side logs it too"
-    for node_id in told:
+    logging = [node_id for node_id in nodes.ids if "another-cluster-entirely" in nodes.log_text(node_id)]
+    assert logging, "the cluster's side logs it too"
+    for node_id in logging:
         lines = [text for text in nodes.log_text(node_id).splitlines() if "another-cluster-entirely" in text]
         assert len(lines) == 1, "once, not at each attempt"
     continues(nodes, filled)
@@ -131,8 +131,8 @@ def test_a_node_without_a_majority_logs_the_missing_nodes_and_loses_nothing(node
     nodes.kill(2)
 
     def names_the_missing(since: int) -> bool:
-        told = [line for line in nodes.log_text(3)[since:].splitlines() if "majority_lost" in line]
-        return any("node 1" in line and "node 2" in line for line in told)
+        lines = [line for line in nodes.log_text(3)[since:].splitlines() if "majority_lost" in line]
+        return any("node 1" in line and "node 2" in line for line in lines)
 
     eventually(lambda: names_the_missing(0), 30, "the log names the missing nodes")
     # A restart of the remaining node changes nothing.
@@ -150,7 +150,7 @@ def test_a_node_without_a_majority_logs_the_missing_nodes_and_loses_nothing(node
 def test_a_node_without_a_majority_is_healthy_but_not_ready(nodes: Nodes) -> None:
     nodes.kill(1)
     nodes.kill(2)
-    eventually(lambda: nodes.node(3).get("/readyz")[0] == 503, 30, "/readyz says that it serves nobody")
+    eventually(lambda: nodes.node(3).get("/readyz")[0] == 503, 30, "/readyz reports that it is not ready")
     assert nodes.node(3).get("/healthz")[0] == 200
     nodes.start(1)
     eventually(lambda: nodes.node(3).is_ready, 30, "two of three serve")

@@ -179,10 +179,10 @@ def test_a_single_node_keeps_a_damaged_log_and_continues_to_serve_it(start_nodes
         segment = closed_segment(log_of(nodes, 1, topic, 0))
         flip_a_bit(segment)
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             (damage,) = damages(nodes, 1, 0) or [{"waits_for": ""}]
             return "other replicas are in sync" in damage["waits_for"]
 
-        eventually(is_told, HEALED_TIMEOUT_S, "the damage is found, and nobody can heal it")
+        eventually(is_reported, HEALED_TIMEOUT_S, "the damage is found, and no replica can heal it")
         workload.proceed(PROGRESS)
         assert segment.exists() and not (nodes.data_folder(1) / "set-aside").exists()

@@ -107,7 +107,7 @@ def test_kafka_topics_shows_the_partitions_that_miss_the_replica_of_a_dead_node(
     eventually(
         lambda: all(3 not in state.isr for state in nodes.partitions(everywhere).values()), 30, "node 3 is not in sync"
     )
-    eventually(lambda: nodes.partitions("alone")[0].leader == -1, 30, "nobody leads its only replica")
+    eventually(lambda: nodes.partitions("alone")[0].leader == -1, 30, "its only replica does not lead")
     # The only replica stays in the ISR, because it has all committed records: no leader, yet no replica lags.
     assert partitions_with("--under-replicated-partitions") == shrunk
     assert partitions_with("--unavailable-partitions") == {("alone", 0)}
@@ -174,7 +174,7 @@ def test_kafka_reassign_partitions_moves_replicas_and_reports_completion(
         verified = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--verify")
         return len(re.findall(r"Reassignment of partition \S+ is completed", verified)) == 2
 
-    eventually(has_moved, 60, "kafka-reassign-partitions says that all is moved")
+    eventually(has_moved, 60, "kafka-reassign-partitions reports that all replicas are moved")
     states = shared_nodes.partitions(name)
     assert {index: list(state.replicas) for index, state in states.items()} == replicas_in(wanted)
     assert "No partition reassignments found" in kafka_tools.ok("kafka-reassign-partitions", *at, "--list")

@@ -136,7 +136,7 @@ def test_a_consumer_that_does_not_read_its_responses_is_closed_when_idle_too_lon
     with connect(node) as reader:
         reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         reader.send_fetch(fetch_of((topic, 0, 0), max_bytes=50 * MB, partition_max_bytes=50 * MB))
-        eventually(lambda: connections(node) == 0, timeout_s=30, what="the node lets go of it")
+        eventually(lambda: connections(node) == 0, timeout_s=30, what="the node closes it")
 
 
 def test_a_connection_beyond_the_limit_is_refused_and_open_connections_keep_working(start_node: StartNode) -> None:

@@ -1,4 +1,4 @@
-"""Damaged files when a node starts: it serves the intact data, or says in one line why it cannot start."""
+"""Damaged files when a node starts: it serves the intact data, or prints one line with the reason that it cannot start."""
 
 from __future__ import annotations
 

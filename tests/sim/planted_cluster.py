@@ -52,7 +52,7 @@ def replicas_count_before_the_sync() -> Iterator[None]:
 
 @contextmanager
 def vote_is_not_durable() -> Iterator[None]:
-    """Term and vote are only written with the next entries, so a restarted node forgets its vote, and no mark tells."""
+    """Term and vote are only written with the next entries, so a restarted node forgets its vote."""
 
     def stored(before: StoredState, persist: Persist) -> StoredState:
         after = stored_after(before, persist)

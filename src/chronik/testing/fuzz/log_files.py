@@ -135,7 +135,7 @@ class LogFuzzer:
             if base in intact and outcome != "served":
                 raise BrokenPromise(f"the batch at {base} is below all damage, and {outcome}; {report}")
             if outcome == "lost":
-                raise BrokenPromise(f"the batch at {base} is lost, and nobody is told; {report}")
+                raise BrokenPromise(f"the batch at {base} is lost, and the loss is not reported; {report}")
         is_whole = set(counts) == {"served"}
         self.outcomes["damaged, and says so" if is_damaged else "whole" if is_whole else "damage met by readers"] += 1
         _search(lambda: log.offset_for_timestamp(NOW_MS + BATCHES // 2))

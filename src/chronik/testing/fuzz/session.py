@@ -209,7 +209,7 @@ def _match(requests: Sequence[SentRequest], written: bytes, *, in_order: bool) -
             while left and left[0].is_unanswered_by_design:
                 left.pop(0)
             if not left:
-                raise BadResponse("an answer that nobody asked for")
+                raise BadResponse("an answer without a request")
             check_response(left.pop(0), answer)
             continue
         for each in left:
