@@ -1,4 +1,4 @@
-"""Damaged files when a node starts: it serves the intact data, or prints one line with the reason that it cannot start."""
+"""Damaged files when a node starts: it serves the intact data, or exits with one line that gives the reason."""
 
 from __future__ import annotations
 
