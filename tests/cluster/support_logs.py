@@ -83,6 +83,14 @@ def produce(nodes: Nodes, topic: str, first: int, count: int) -> None:
     assert errors == []
 
 
+def filled_topic(nodes: Nodes, count: int) -> str:
+    """Create a topic with one partition and this many records, and wait until all replicas are in sync."""
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, count)
+    nodes.wait_in_sync()
+    return topic
+
+
 def check_all_are_read(nodes: Nodes, topic: str, count: int) -> None:
     consumer = Consumer(
         {"bootstrap.servers": nodes.bootstrap, "group.id": "reader", "enable.auto.commit": False, "check.crcs": True}

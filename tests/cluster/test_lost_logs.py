@@ -16,6 +16,7 @@ from tests.cluster.support_logs import (
     cut_at_a_batch,
     cut_the_last_batch,
     damage_a_batch,
+    filled_topic,
     flip_in_the_last_batch,
     is_listed_up_to,
     log_of,
@@ -33,13 +34,10 @@ def test_a_replica_that_lost_records_does_not_lead(
     start_nodes: StartNodes, hurt: Callable[[Path], object], is_first: bool
 ) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     victim = nodes.partitions(topic)[0].replicas[0]
-    points = nodes.data_folder(victim) / "recovery-points"
     if hurt is cut_at_a_batch:
-        eventually(lambda: f" {RECORDS}\n" in points.read_text(), what="the recovery point is written")
+        eventually(lambda: is_listed_up_to(nodes, victim, RECORDS), what="the recovery point is written")
     nodes.kill_all()
     hurt(log_of(nodes, victim, topic))
     if is_first:
@@ -71,9 +69,7 @@ def test_a_replica_that_lost_records_does_not_lead_while_the_last_leader_is_down
     start_nodes: StartNodes, hurt: Callable[[Path], object]
 ) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     for node_id in nodes.ids:
         eventually(partial(is_listed_up_to, nodes, node_id, RECORDS), what="the recovery points are written")
     have_hurt_replica_return_first(nodes, topic, lambda victim: hurt(log_of(nodes, victim, topic)))
@@ -81,9 +77,7 @@ def test_a_replica_that_lost_records_does_not_lead_while_the_last_leader_is_down
 
 
 def test_a_node_on_an_old_copy_does_not_lead_while_the_last_leader_is_down(nodes: Nodes) -> None:
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     folders = {node_id: nodes.data_folder(node_id) for node_id in nodes.ids}
     for node_id, folder in folders.items():
         nodes.stop(node_id)
@@ -113,12 +107,9 @@ def test_a_replica_that_loses_its_log_seconds_after_its_first_record_does_not_le
 
 def test_a_damaged_replica_that_returns_first_does_not_block_its_partition(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     victim = nodes.partitions(topic)[0].replicas[0]
-    points = nodes.data_folder(victim) / "recovery-points"
-    eventually(lambda: f" {RECORDS}\n" in points.read_text(), what="the recovery point is written")
+    eventually(lambda: is_listed_up_to(nodes, victim, RECORDS), what="the recovery point is written")
     nodes.kill_all()
     damage_a_batch(log_of(nodes, victim, topic))
     nodes.start(victim)
@@ -131,9 +122,7 @@ def test_a_damaged_replica_that_returns_first_does_not_block_its_partition(start
 
 
 def test_a_node_on_an_old_copy_of_its_data_folder_does_not_lead(nodes: Nodes) -> None:
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     victim = nodes.partitions(topic)[0].replicas[0]
     folder = nodes.data_folder(victim)
     nodes.stop(victim)
@@ -186,9 +175,7 @@ def test_a_node_refuses_an_old_copy_of_its_metadata_and_rejoins_without_it(nodes
 
 
 def test_a_cluster_without_metadata_deletes_no_log(nodes: Nodes) -> None:
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     nodes.kill_all()
     before = {node_id: sorted(log_of(nodes, node_id, topic).glob("*.log")) for node_id in nodes.ids}
     for node_id in nodes.ids:

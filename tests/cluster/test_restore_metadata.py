@@ -14,6 +14,7 @@ from tests.cluster.support_logs import (
     check_all_are_read,
     check_whole_again,
     cut_at_a_batch,
+    filled_topic,
     is_listed_up_to,
     log_of,
     produce,
@@ -121,9 +122,7 @@ def test_restore_metadata_keeps_all_records_committed_offsets_and_producer_ids(n
 
 def test_restore_metadata_uses_the_longest_logs_after_nodes_failed_to_start(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     whole, cut, empty = nodes.partitions(topic)[0].replicas
     eventually(lambda: is_listed_up_to(nodes, cut, RECORDS), what="the recovery point is written")
     nodes.kill_all()

@@ -12,6 +12,7 @@ from tests.cluster.support_logs import (
     check_all_are_read,
     check_whole_again,
     cut_at_a_batch,
+    filled_topic,
     is_listed_up_to,
     log_of,
     produce,
@@ -49,9 +50,7 @@ def wait_until_offline(nodes: Nodes, topic: str) -> None:
 def lose_all_but_one(start_nodes: StartNodes) -> tuple[Nodes, str, int, int]:
     """Remove two of three logs and cut the third. Return the nodes, the topic, the third node and its log's end."""
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     *removed, kept = nodes.partitions(topic)[0].replicas
     eventually(lambda: is_listed_up_to(nodes, kept, RECORDS), what="the recovery point is written")
     nodes.kill_all()
