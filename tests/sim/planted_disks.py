@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -92,15 +92,13 @@ def _not_written(error: Exception) -> KafkaError:
     return KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}")
 
 
-@contextmanager
-def coordinator_answers_without_lease() -> Iterator[None]:
+def coordinator_answers_without_lease() -> AbstractContextManager[Any]:
     """A coordinator that is cut off from the other nodes keeps answering its groups."""
 
     def at_once(groups: GroupService, group_id: str) -> GroupCoordinator:
         return groups._coordinator
 
-    with patch.object(GroupService, "_authority", at_once):
-        yield
+    return patch.object(GroupService, "_authority", at_once)
 
 
 @contextmanager
@@ -121,26 +119,22 @@ def cluster_is_founded_beside_logs() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def synced_end_is_not_read() -> Iterator[None]:
+def synced_end_is_not_read() -> AbstractContextManager[Any]:
     """A log that lost batches of the last seconds looks as if a crash had torn it, and may lead."""
 
     def nothing(*_: Any) -> int:
         return 0
 
-    with patch.object(recovery, "read_synced_end", nothing):
-        yield
+    return patch.object(recovery, "read_synced_end", nothing)
 
 
-@contextmanager
-def metadata_mark_is_not_read() -> Iterator[None]:
+def metadata_mark_is_not_read() -> AbstractContextManager[Any]:
     """A node votes with a Raft store that lost its last writes."""
 
     def nothing(*_: Any) -> MetadataMark:
         return NO_MARK
 
-    with patch.object(MarkedRaftStore, "_read", nothing):
-        yield
+    return patch.object(MarkedRaftStore, "_read", nothing)
 
 
 class Found(NamedTuple):
