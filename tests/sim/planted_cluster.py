@@ -11,8 +11,8 @@ from unittest.mock import patch
 from tests.sim.planted import Planted, offset_is_loaded_and_later_stored
 
 from chronik.metadata.image import PartitionImage
+from chronik.node.membership import metadata_mark
 from chronik.node.membership.cluster_member import ClusterMember
-from chronik.node.membership.metadata_mark import NO_MARK, MarkedRaftStore, MetadataMark
 from chronik.node.replicas import partition as partition_module
 from chronik.node.replicas.partition import Partition
 from chronik.raft.entries import StoredState
@@ -56,10 +56,10 @@ def vote_is_not_durable() -> Iterator[None]:
             return after
         return StoredState(after.store_id, before.hard_state, after.snapshot, after.entries)
 
-    def unmarked(store: MarkedRaftStore) -> MetadataMark:
-        return NO_MARK
+    def unmarked(*_: Any) -> None:
+        return None
 
-    with patch.object(raft_store, "stored_after", stored), patch.object(MarkedRaftStore, "_read", unmarked):
+    with patch.object(raft_store, "stored_after", stored), patch.object(metadata_mark, "read_numbers", unmarked):
         yield
 
 

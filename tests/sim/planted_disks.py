@@ -12,10 +12,10 @@ from tests.sim.planted import Planted
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.metadata.elections import Loss
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership import metadata_mark
 from chronik.node.membership.broker_session import BrokerSession
 from chronik.node.membership.cluster_member import ClusterMember
 from chronik.node.membership.metadata_log import RaftMetadataLog
-from chronik.node.membership.metadata_mark import NO_MARK, MarkedRaftStore, MetadataMark
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.partition_host import PartitionHost
@@ -131,10 +131,10 @@ def synced_end_is_not_read() -> AbstractContextManager[Any]:
 def metadata_mark_is_not_read() -> AbstractContextManager[Any]:
     """A node votes with a Raft store that lost its last writes."""
 
-    def nothing(*_: Any) -> MetadataMark:
-        return NO_MARK
+    def nothing(*_: Any) -> None:
+        return None
 
-    return patch.object(MarkedRaftStore, "_read", nothing)
+    return patch.object(metadata_mark, "read_numbers", nothing)
 
 
 class Found(NamedTuple):
