@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import pytest
 from tests.cluster.support_cluster import NODES, Nodes
+from tests.cluster.support_fixtures import nodes_of, pytest_runtest_makereport, results
 from tests.cluster.support_tools import KafkaTools
 
+__all__ = ["pytest_runtest_makereport", "results"]
+
 StartNodes: TypeAlias = Callable[..., Nodes]
-
-N = TypeVar("N", bound=Nodes)
-CLUSTERS = pytest.StashKey[list[Nodes]]()
-FAILED = pytest.StashKey[bool]()
-"""Whether any phase of the test has failed."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[CLUSTERS] = []
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed:
-        item.stash[FAILED] = True
-        for nodes in item.config.stash[CLUSTERS]:
-            for node_id in nodes.ids:
-                report.sections.append((f"log of node {node_id} in {nodes.folder}", nodes.log_tail(node_id)))
-    return report
-
-
-def nodes_of(config: pytest.Config, nodes: N) -> Iterator[N]:
-    """Start the nodes, and show their logs if a test fails."""
-    config.stash[CLUSTERS].append(nodes)
-    with nodes:
-        nodes.start_all()
-        yield nodes
-    config.stash[CLUSTERS].remove(nodes)
 
 
 @pytest.fixture
@@ -49,9 +21,10 @@ def start_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Star
     """Start clusters for one test: `start_nodes(cuttable=True)`; `settings` are keys of node.toml."""
     started: list[Iterator[Nodes]] = []
 
-    def start(count: int = NODES, *, cuttable: bool = False, **settings: Any) -> Nodes:
+    def start(count: int = NODES, *, cuttable: bool = False, disk_switches: bool = False, **settings: Any) -> Nodes:
         folder = tmp_path / f"cluster-{len(started) + 1}"
-        started.append(nodes_of(request.config, Nodes(folder, count, settings, cuttable=cuttable)))
+        nodes = Nodes(folder, count, settings, cuttable=cuttable, disk_switches=disk_switches)
+        started.append(nodes_of(request.config, nodes))
         return next(started[-1])
 
     yield start

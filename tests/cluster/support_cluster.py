@@ -1,28 +1,38 @@
-"""A cluster of real processes for fault tests: its leaders, signals to its nodes, links that can be cut."""
+"""The cluster of real processes that tests use: its leaders, signals to its nodes, faults of links and disks."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from tests.cluster.support_links import Links
 from tests.node.support_wire import ConnectionEnded, WireClient, unique
 from tests.support.eventually import eventually
+from tests.support.slow_disk import FREEZE, HANG
+from tests.support.slow_node import SLOW_NODE, slow_reads, slow_syncs, with_this_launcher
 
-from chronik.local.cluster import LocalCluster, free_port
+from chronik.cli.options import with_cluster
+from chronik.client.brokers import Brokers
+from chronik.local.cluster import READY_TIMEOUT_S, LocalCluster, clean_environment, free_port
 from chronik.local.errors import LocalClusterError
-from chronik.local.node import LocalNode
+from chronik.local.node import LocalNode, to_toml
 from chronik.testing.tied_node import TIED_NODE, tied_environment
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
+__all__ = ["LocalNode", "Nodes", "clean_environment", "free_port", "to_toml"]
+
 NODES = 3
+PREFERRED = 0
 PORT_TRIES = 5
 IN_SYNC_TIMEOUT_S = 60.0
+COORDINATOR_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 40
 LOG_LINES_PER_EVENT = 3
@@ -38,10 +48,11 @@ class PartitionState(NamedTuple):
     isr: tuple[int, ...]
 
 
-class Nodes:
-    """`count` nodes (three by default) in one folder. With `cuttable`, the link between any two nodes can be cut.
+class Nodes(LocalCluster):
+    """`count` nodes (three by default) in one folder, all killed on exit. They end with this process, too.
 
-    `local` replaces the default cluster, which runs on loopback.
+    With `cuttable`, the link between any two nodes can be cut. With `disk_switches`, the disk of each node can be made
+    slow or sick while it runs.
     """
 
     def __init__(
@@ -51,80 +62,86 @@ class Nodes:
         settings: Mapping[str, Any] | None = None,
         *,
         cuttable: bool = False,
-        local: LocalCluster | None = None,
+        disk_switches: bool = False,
     ) -> None:
-        self.folder = folder
-        self.local = local or LocalCluster(str(folder), command=TIED_NODE, environment=tied_environment())
+        environment = tied_environment()
+        if disk_switches:
+            super().__init__(str(folder), command=SLOW_NODE, environment=with_this_launcher(environment))
+        else:
+            super().__init__(str(folder), command=TIED_NODE, environment=environment)
         self.links = Links()
         self._is_cuttable = cuttable
         self._has_started = False
-        self.local.create(count, free_port(count), settings)
-        if cuttable:
-            self._put_links_between()
+        self.create(count, free_port(count), settings)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill_all()
         self.links.close()
+
+    def __iter__(self) -> Iterator[LocalNode]:
+        return iter(self.nodes)
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
     @property
     def ids(self) -> list[int]:
-        return [node.id for node in self.local.nodes]
+        return [node.id for node in self]
 
     @property
-    def running(self) -> list[LocalNode]:
-        return [node for node in self.local.nodes if node.process.state == "running"]
+    def responsive(self) -> list[LocalNode]:
+        """The nodes that run and are not paused."""
+        return [node for node in self if node.process.state == "running"]
 
-    @property
-    def bootstrap(self) -> str:
-        return self.local.bootstrap
+    def data_folder(self, node_id: int) -> Path:
+        return Path(self.node(node_id).folder)
 
-    def node(self, node_id: int) -> LocalNode:
-        return self.local.node(node_id)
+    def introduce(self) -> None:
+        super().introduce()
+        if self._is_cuttable:
+            for node in self:
+                others = [other for other in self if other is not node]
+                links = [(other.id, self.links.add(node.id, other.id, other.internal.port)) for other in others]
+                node.change({"peers": [{"id": other_id, "internal": address} for other_id, address in links]})
 
-    def start_all(self) -> None:
+    def start_all(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Start all nodes. At the first start, choose other ports if another process has taken these."""
         tries_left = 0 if self._has_started else PORT_TRIES
         while True:
             try:
-                self.local.start_all()
+                super().start_all(timeout_s)
                 break
             except LocalClusterError as error:
                 if not tries_left or "is taken" not in str(error):
                     raise
             tries_left -= 1
-            self.local.move_to(free_port(len(self.ids)))
-            if self._is_cuttable:
-                self._put_links_between()
+            self.move_to(free_port(len(self.ids)))
         self._has_started = True
 
-    def start(self, node_id: int) -> None:
-        self.local.start(node_id)
-
-    def stop(self, node_id: int) -> None:
-        self.local.stop(node_id)
-
-    def stop_all(self) -> None:
-        self.local.stop_all()
-
-    def kill(self, node_id: int) -> None:
-        self.local.kill(node_id)
-
     def kill_all(self) -> None:
-        for node in self.local.running:
-            self.local.kill(node.id)
+        for node in self.running:
+            self.kill(node.id)
 
-    def pause(self, node_id: int) -> None:
-        self.local.pause(node_id)
+    def elect(self, topic: str, leaders: Mapping[int, int]) -> None:
+        """Make these replicas the preferred leaders of their partitions, and elect them."""
+        if not leaders:
+            return
+        now = self.partitions(topic)
+        targets = {
+            (topic, index): (leader, *(other for other in now[index].replicas if other != leader))
+            for index, leader in leaders.items()
+        }
+        with_cluster(self.bootstrap, lambda online: Brokers(online).move(targets))
+        partitions = [{"topic": topic, "partitions": list(leaders)}]
+        with self.connect(self.responsive[0].id, timeout_s=20.0) as client:
+            values = {"election_type": PREFERRED, "topic_partitions": partitions, "timeout": 10_000}
+            answer = client.call(ApiKey.ELECT_LEADERS, 2, values)
+        codes = [part.error_code for result in answer.replica_election_results for part in result.partition_result]
+        assert all(code in (ErrorCode.none, ErrorCode.election_not_needed) for code in codes), codes
 
-    def resume(self, node_id: int) -> None:
-        self.local.resume(node_id)
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def cut_off(self, node_id: int) -> None:
         """Drop all traffic between this node and the other nodes; clients still reach every node."""
@@ -133,36 +150,64 @@ class Nodes:
     def heal(self) -> None:
         self.links.heal()
 
-    def resident_bytes(self, node_id: int, which: str = "VmRSS") -> int:
-        """Return the node's resident memory; with `VmHWM`, its peak."""
-        with open(f"/proc/{self.node(node_id).process.pid}/status") as status:
-            kilobytes = next(int(line.split()[1]) for line in status if line.startswith(f"{which}:"))
-        return kilobytes * 1024
+    def slow_reads(self, node_id: int, delay_ms: int) -> None:
+        slow_reads(self.node(node_id).folder).write_text(str(delay_ms))
+
+    def slow_syncs(self, node_id: int, delay_ms: int) -> None:
+        slow_syncs(self.node(node_id).folder).write_text(str(delay_ms))
+
+    def hang(self, node_id: int) -> None:
+        """Block all writes of the node's threads: syncs of segments, small files, the Raft store."""
+        slow_syncs(self.node(node_id).folder).write_text(HANG)
+
+    def freeze(self, node_id: int) -> None:
+        """Block all writes of the node, including appends on its event loop."""
+        slow_syncs(self.node(node_id).folder).write_text(FREEZE)
+
+    def refuse(self, node_id: int) -> None:
+        """Make every write of the node fail at once (EFBIG), for any file."""
+        self._limit_files(node_id, 1)
+
+    def cure(self, node_id: int) -> None:
+        """End all faults of the node's disk."""
+        for switch in (slow_reads, slow_syncs):
+            switch(self.node(node_id).folder).unlink(missing_ok=True)
+        if self.node(node_id).process.state is not None:
+            self._limit_files(node_id, None)
+
+    def _limit_files(self, node_id: int, size_bytes: int | None) -> None:
+        pid = self.node(node_id).process.pid
+        assert pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            limit_files(pid, size_bytes)
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
     def connect(self, node_id: int, *, timeout_s: float = ASK_TIMEOUT_S) -> WireClient:
-        at = self.node(node_id).kafka
-        return WireClient(at.port, host=at.host, timeout_s=timeout_s)
+        endpoint = self.node(node_id).kafka
+        return WireClient(endpoint.port, host=endpoint.host, timeout_s=timeout_s)
+
+    def resident_bytes(self, node_id: int, which: str = "VmRSS") -> int:
+        return resident_bytes(self.node(node_id).process.pid, which)
 
     def new_topic(self, partitions: int = 2, **configs: str) -> str:
         """Create a topic with three replicas, through any node that answers."""
         name = unique("topic")
-        wanted = {
+        topic = {
             "name": name,
             "num_partitions": partitions,
             "replication_factor": min(NODES, len(self.ids)),
             "configs": [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()],
         }
-        with self.connect(self.running[0].id, timeout_s=60.0) as client:
-            made = client.call(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 30_000}).topics[0]
+        with self.connect(self.responsive[0].id, timeout_s=60.0) as client:
+            made = client.call(ApiKey.CREATE_TOPICS, 7, {"topics": [topic], "timeout": 30_000}).topics[0]
         assert made.error_code is ErrorCode.none, (made.error_code, made.error_message)
         return name
 
     def metadata(self, *topics: str, node_id: int | None = None) -> Any:
         """Return the metadata of one node, or of the first that answers."""
         failures: list[Exception] = []
-        for node in self.running if node_id is None else [self.node(node_id)]:
+        for node in self.responsive if node_id is None else [self.node(node_id)]:
             try:
                 with self.connect(node.id) as client:
                     return client.metadata(*topics)
@@ -181,7 +226,7 @@ class Nodes:
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """Wait until the partition has a running leader, and return it."""
-        alive = {node.id for node in self.running}
+        alive = {node.id for node in self.responsive}
 
         def found() -> int:
             leader = self.partitions(topic)[partition].leader
@@ -191,25 +236,38 @@ class Nodes:
 
     def controller(self) -> int:
         """Wait until there is a running controller, and return it."""
-        alive = {node.id for node in self.running}
+        alive = {node.id for node in self.responsive}
 
         def found() -> int:
-            view = self.local.view()
+            view = self.view()
             return 0 if view is None or view["controller"] not in alive else int(view["controller"])
 
         return eventually(found, IN_SYNC_TIMEOUT_S, "there is a controller that runs")
+
+    def coordinator(self, group: str, *, by: int | None = None, among: Collection[int] | None = None) -> int:
+        """Wait until a node (`by`) names a coordinator that is one of these nodes (`among`), and return it."""
+        allowed = {node.id for node in self.responsive} if among is None else among
+
+        def find() -> int:
+            with self.connect(by or self.responsive[0].id) as client:
+                answer = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0})
+            assert answer.error_code is ErrorCode.none, answer.error_code
+            assert answer.node_id in allowed, f"node {answer.node_id} is named"
+            return int(answer.node_id)
+
+        return eventually(find, COORDINATOR_TIMEOUT_S, f"group {group} has a coordinator among {allowed}")
 
     def follower(self, topic: str) -> int:
         """Return a node that leads the fewest of the topic's partitions; if possible, not the controller."""
         leads = Counter(state.leader for state in self.partitions(topic).values())
         controller = self.controller()
-        return min((node.id for node in self.running), key=lambda node_id: (leads[node_id], node_id == controller))
+        return min((node.id for node in self.responsive), key=lambda node_id: (leads[node_id], node_id == controller))
 
     def wait_in_sync(self, timeout_s: float = IN_SYNC_TIMEOUT_S) -> None:
         """Wait until every node runs and sees all nodes alive, and all replicas of every partition are in sync."""
 
         def in_sync() -> bool:
-            for node in self.local.nodes:
+            for node in self:
                 view = node.cluster_view()
                 assert view is not None, f"node {node.id} does not answer"
                 alive = sorted(known["id"] for known in view["nodes"] if known["state"] == "alive")
@@ -240,30 +298,47 @@ class Nodes:
 
     def no_surprises(self) -> None:
         """Fail if a node logged an unexpected exception: nodes must handle faults deliberately."""
-        errors: Counter[str] = Counter()
-        for node_id in self.ids:
-            errors.update(
-                f"node {node_id}: {error}" for error in unexpected_errors(self.log_text(node_id).splitlines())
-            )
-        shown = "\n".join(f"{count} x {error}" for error, count in errors.most_common(5))
-        assert not errors, f"{errors.total()} unexpected errors in the logs, {len(errors)} different ones:\n{shown}"
-
-    def _put_links_between(self) -> None:
-        for node in self.local.nodes:
-            others = [other for other in self.local.nodes if other is not node]
-            node.change(
-                {
-                    "peers": [
-                        {"id": other.id, "internal": self.links.add(node.id, other.id, other.internal.port)}
-                        for other in others
-                    ]
-                }
-            )
+        no_surprises_in({f"node {node_id}: ": self.log_text(node_id) for node_id in self.ids})
 
 
-def unexpected_errors(lines: Iterable[str]) -> Iterable[str]:
-    """Return what a node logged with a traceback, or printed as one."""
-    for line in lines:
+def resident_bytes(pid: int | None, which: str = "VmRSS") -> int:
+    """Return the resident memory of a process; with `VmHWM` its peak since the start or since `reset_peak`."""
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(f"{which}:")) * 1024
+
+
+def reset_peak(pid: int | None) -> int:
+    """Reset the peak of a process to its current resident memory, and return that."""
+    with open(f"/proc/{pid}/clear_refs", "w") as clear:
+        clear.write("5")
+    return resident_bytes(pid)
+
+
+def limit_files(pid: int, size_bytes: int | None) -> None:
+    """Limit the size of every file of a process; None removes the limit."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
+
+
+def fill_disk(ballast: Path, leave_bytes: int) -> None:
+    """Fill the disk of this file, except for `leave_bytes`."""
+    with ballast.open("wb") as file:
+        disk = os.statvfs(ballast.parent)
+        size = disk.f_bavail * disk.f_frsize - leave_bytes
+        if size > 0:
+            os.posix_fallocate(file.fileno(), 0, size)
+
+
+def no_surprises_in(logs: Mapping[str, str]) -> None:
+    """Fail if a log, given with a prefix for its lines, has an unexpected exception."""
+    errors = Counter(f"{prefix}{error}" for prefix, text in logs.items() for error in _unexpected_errors(text))
+    shown = "\n".join(f"{count} x {error}" for error, count in errors.most_common(5))
+    assert not errors, f"{errors.total()} unexpected errors in the logs, {len(errors)} different ones:\n{shown}"
+
+
+def _unexpected_errors(text: str) -> Iterator[str]:
+    """Yield what a node logged with a traceback, or printed as one."""
+    for line in text.splitlines():
         if '"traceback"' in line:
             try:
                 logged = json.loads(line)

@@ -1,17 +1,22 @@
-"""Members of consumer groups that record what they receive, and check it against the group's commits."""
+"""Members of consumer groups: real clients that record what they receive, and one that sends each request itself."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from tests.cluster.support_recorder import RecordedConsumer, Recorder, named
+from tests.node.support_wire import WireClient
 
 from chronik.testing.operations import Assigned, Committed
+from chronik.wire import messages
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
 
 SESSION_MS = 6_000
+JOIN_VERSION = 7
 GROUP = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 500, "auto.offset.reset": "earliest"}
 
 
@@ -131,3 +136,66 @@ class GroupConsumer(RecordedConsumer):
         if good:
             self._recorder.record(Committed(self._recorder.now_s(), invoked_s, self.name, self._group, good))
         self._is_owing = len(good) < len(wanted)
+
+
+class WireMember:
+    """A member with its own connection to one node: it does not look for another coordinator."""
+
+    def __init__(
+        self, client: WireClient, group: str, *, session_timeout_ms: int = 60_000, rebalance_timeout_ms: int = 2_000
+    ) -> None:
+        self.client = client
+        self.group = group
+        self.member_id = ""
+        self.generation = -1
+        self.members: list[str] = []
+        """All members, if this one leads its group."""
+        self.assignment = b""
+        self._session_timeout_ms = session_timeout_ms
+        self._rebalance_timeout_ms = rebalance_timeout_ms
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.socket.close()
+
+    def send_join(self) -> int:
+        values = {
+            "group_id": self.group,
+            "session_timeout": self._session_timeout_ms,
+            "rebalance_timeout": self._rebalance_timeout_ms,
+            "member_id": self.member_id,
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b"\x00\x00"}],
+        }
+        body = messages.write_request(ApiKey.JOIN_GROUP, JOIN_VERSION, values)
+        return self.client.send(ApiKey.JOIN_GROUP, JOIN_VERSION, body)
+
+    def joined(self, correlation_id: int) -> ErrorCode:
+        body = self.client.answer(ApiKey.JOIN_GROUP, JOIN_VERSION, correlation_id)
+        answer = messages.read_response(ApiKey.JOIN_GROUP, JOIN_VERSION, body)
+        if answer.member_id:
+            self.member_id = answer.member_id
+        if answer.error_code is ErrorCode.none:
+            self.generation = answer.generation_id
+            self.members = [member.member_id for member in answer.members]
+        return ErrorCode(answer.error_code)
+
+    def sync(self, assignments: Mapping[str, bytes]) -> ErrorCode:
+        shares = [{"member_id": member, "assignment": assignment} for member, assignment in assignments.items()]
+        values = {**self._identity, "protocol_type": "consumer", "protocol_name": "range", "assignments": shares}
+        answer = self.client.call(ApiKey.SYNC_GROUP, 5, values)
+        self.assignment = bytes(answer.assignment)
+        return ErrorCode(answer.error_code)
+
+    def heartbeat(self) -> ErrorCode:
+        return ErrorCode(self.client.call(ApiKey.HEARTBEAT, 4, self._identity).error_code)
+
+    def leave(self) -> ErrorCode:
+        values = {"group_id": self.group, "members": [{"member_id": self.member_id}]}
+        return ErrorCode(self.client.call(ApiKey.LEAVE_GROUP, 5, values).error_code)
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"group_id": self.group, "generation_id": self.generation, "member_id": self.member_id}

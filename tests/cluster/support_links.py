@@ -88,33 +88,59 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
+class LoopThread:
+    """An event loop in its own thread, for test clients and proxies that run beside the test."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
+        return self.submit(work).result(timeout_s)
+
+    def close(self) -> None:
+        """Cancel everything that runs on the loop, and end it."""
+
+        async def cancel() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self.run(cancel())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_TIMEOUT_S)
+        self._loop.close()
+
+
 class Links:
-    """All links of a cluster, on an event loop in its own thread."""
+    """All links of a cluster; most clusters have none."""
 
     def __init__(self) -> None:
         self._links: list[Link] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop: LoopThread | None = None
 
     def add(self, source: int, target: int, target_port: int) -> str:
         """Return the address at which `source` reaches `target`."""
 
-        async def make() -> tuple[Link, int]:
-            link = Link(source, target, target_port)
-            return link, await link.listen()
+        async def make() -> int:
+            self._links.append(Link(source, target, target_port))
+            return await self._links[-1].listen()
 
-        link, port = self._run(make())
-        self._links.append(link)
-        return f"127.0.0.1:{port}"
+        if self._loop is None:
+            self._loop = LoopThread("links")
+        return f"127.0.0.1:{self._loop.run(make())}"
 
     def cut(self, node_id: int) -> None:
         """Cut all links from and to this node."""
-        assert self._links, "the nodes were started without links"
         self._pass_unless(lambda link: node_id in (link.source, link.target))
 
     def cut_pairs(self, pairs: Collection[tuple[int, int]]) -> None:
         """Cut the links between the two nodes of each pair; all other links work."""
-        assert self._links, "the nodes were started without links"
         self._pass_unless(lambda link: (link.source, link.target) in pairs or (link.target, link.source) in pairs)
 
     def heal(self) -> None:
@@ -128,30 +154,15 @@ class Links:
                 else:
                     link.passes.set()
 
-        self._run(put())
+        assert self._loop is not None, "the nodes were started without links"
+        self._loop.run(put())
 
     def close(self) -> None:
-        if self._loop is None or self._thread is None:
-            return
-
         async def close() -> None:
             for link in self._links:
                 await link.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
 
-        self._run(close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CALL_TIMEOUT_S)
-        self._loop.close()
-        self._loop = None
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
-            self._thread.start()
-        done: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return done.result(CALL_TIMEOUT_S)
+        if self._loop is not None:
+            self._loop.run(close())
+            self._loop.close()
+            self._loop = None

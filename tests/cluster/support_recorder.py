@@ -110,11 +110,30 @@ def number(found: int | None) -> int:
     return found
 
 
-class RecordedProducer:
-    """Sends numbered values to each partition in turn until it is stopped.
+class RecordedClient:
+    """A client on its own thread. `errors` are the errors that it could not recover from."""
 
-    `errors` are the errors that the client could not recover from.
-    """
+    def __init__(self, recorder: Recorder, name: str, topic: str, partitions: Sequence[int]) -> None:
+        self.name = name
+        self.errors: list[str] = []
+        self._recorder = recorder
+        self._topic = topic
+        self._partitions = list(partitions)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def stop(self) -> None:
+        """Stop; return when the client has ended, a producer after every send has an outcome or the client gave up."""
+        self._stop.set()
+        self._thread.join(JOIN_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"{self.name} does not end"
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class RecordedProducer(RecordedClient):
+    """Sends numbered values to each partition in turn until it is stopped."""
 
     def __init__(
         self,
@@ -127,25 +146,13 @@ class RecordedProducer:
         rate_per_s: float = 400.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name
-        self.errors: list[str] = []
+        super().__init__(recorder, name, topic, partitions)
         self.unanswered = 0
-        self._recorder = recorder
-        self._topic = topic
-        self._partitions = list(partitions)
         self._pause_s = len(partitions) / rate_per_s
         self._producer = Producer(
             {**PRODUCER, "bootstrap.servers": bootstrap, "client.id": name, "error_cb": self._error, **(options or {})}
         )
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-
-    def stop(self) -> None:
-        """Stop sending; return when every send has an outcome, or the client gave up."""
-        self._stop.set()
-        self._thread.join(JOIN_TIMEOUT_S)
-        assert not self._thread.is_alive(), f"{self.name} does not end"
 
     def abandon(self) -> None:
         """End the producer without waiting for outcomes, after the test has failed."""
@@ -188,7 +195,7 @@ class RecordedProducer:
             self.errors.append(f"fatal: {error}")
 
 
-class RecordedConsumer:
+class RecordedConsumer(RecordedClient):
     """Reads all partitions from their start by `assign`. An offset out of range is an error, never a reset."""
 
     def __init__(
@@ -201,12 +208,8 @@ class RecordedConsumer:
         *,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name
-        self.errors: list[str] = []
+        super().__init__(recorder, name, topic, partitions)
         self.next_offsets = dict.fromkeys((named(topic, partition) for partition in partitions), 0)
-        self._recorder = recorder
-        self._topic = topic
-        self._partitions = list(partitions)
         self._consumer = Consumer(
             {
                 **CONSUMER,
@@ -217,14 +220,7 @@ class RecordedConsumer:
                 **(options or {}),
             }
         )
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(JOIN_TIMEOUT_S)
-        assert not self._thread.is_alive(), f"{self.name} does not end"
 
     def _run(self) -> None:
         try:

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.support_cluster import clean_environment, to_toml
 from tests.support.node import CHRONIK
 from tests.support.ports import free_ports
-
-from chronik.local.cluster import clean_environment
-from chronik.local.node import to_toml
 
 READY = "is ready"
 EXIT_TIMEOUT_S = 20.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_groups import SESSION_MS, Commits, GroupConsumer
+from tests.cluster.support_logs import replicas_agree
 from tests.cluster.support_recorder import (
     COMMON,
     RecordedConsumer,
@@ -17,12 +17,13 @@ from tests.cluster.support_recorder import (
     WanderingConsumer,
     named,
 )
-from tests.cluster.support_replicas import replicas_agree
 from tests.support.eventually import eventually
 
 from chronik.testing.history import Report, check
 from chronik.testing.operations import SendAcknowledged, write_history
 
+PROGRESS = 100
+"""Acknowledged records of each partition that a test waits for before, during and after a fault."""
 PROGRESS_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
@@ -70,9 +71,7 @@ class Workload:
     def __enter__(self) -> Workload:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop all clients, whatever happened; after `finish` they have already stopped."""
         for producer in self.producers:
             producer.abandon()
@@ -160,7 +159,7 @@ class Workload:
             ends[named(self.topic, partition)] = found[1]
             return True
 
-        eventually(lambda: all(map(ask, self.partitions)), END_TIMEOUT_S, "the end offsets are told")
+        eventually(lambda: all(map(ask, self.partitions)), END_TIMEOUT_S, "the end offsets are known")
         consumer.close()
         return ends
 
@@ -196,6 +195,6 @@ def all_replicas_agree(nodes: Nodes, ends: dict[str, int]) -> None:
     """Stop the nodes cleanly and compare their replicas on disk."""
     nodes.wait_in_sync()
     nodes.stop_all()
-    folders = {node.id: Path(node.folder) for node in nodes.local.nodes}
+    folders = {node_id: nodes.data_folder(node_id) for node_id in nodes.ids}
     for partition, end in ends.items():
         replicas_agree(folders, partition, end)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any
-
 import pytest
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_groups import WireMember
 from tests.node.support_wire import WireClient, unique
 from tests.support.eventually import eventually
 
-from chronik.wire import messages
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-JOIN_VERSION = 7
 SESSION_TIMEOUT_MS = 60_000
 REBALANCE_TIMEOUT_MS = 2_000
 TAKE_OVER_S = 30.0
@@ -23,52 +19,17 @@ ANSWER_S = 15.0
 """Longer than a lease, and longer than a commit may wait for its batch."""
 
 
-class Member:
-    """A group member bound to one node: it does not look for another coordinator."""
+class Member(WireMember):
+    """Takes all partitions of its topic, and commits offsets."""
 
     def __init__(
         self, nodes: Nodes, node_id: int, group: str, topic: str, rebalance_timeout_ms: int = REBALANCE_TIMEOUT_MS
     ) -> None:
-        self.client = nodes.connect(node_id, timeout_s=ANSWER_S)
-        self.group = group
+        client = nodes.connect(node_id, timeout_s=ANSWER_S)
+        super().__init__(
+            client, group, session_timeout_ms=SESSION_TIMEOUT_MS, rebalance_timeout_ms=rebalance_timeout_ms
+        )
         self.topic = topic
-        self.rebalance_timeout_ms = rebalance_timeout_ms
-        self.member_id = ""
-        self.generation = -1
-
-    def __enter__(self) -> Member:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.client.socket.close()
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"group_id": self.group, "generation_id": self.generation, "member_id": self.member_id}
-
-    def send_join(self) -> int:
-        values = {
-            "group_id": self.group,
-            "session_timeout": SESSION_TIMEOUT_MS,
-            "rebalance_timeout": self.rebalance_timeout_ms,
-            "member_id": self.member_id,
-            "protocol_type": "consumer",
-            "protocols": [{"name": "range", "metadata": b"\x00\x00"}],
-        }
-        body = messages.write_request(ApiKey.JOIN_GROUP, JOIN_VERSION, values)
-        return self.client.send(ApiKey.JOIN_GROUP, JOIN_VERSION, body)
-
-    def joined(self, correlation_id: int) -> ErrorCode:
-        body = self.client.answer(ApiKey.JOIN_GROUP, JOIN_VERSION, correlation_id)
-        answer = messages.read_response(ApiKey.JOIN_GROUP, JOIN_VERSION, body)
-        if answer.member_id:
-            self.member_id = answer.member_id
-        if answer.error_code is ErrorCode.none:
-            self.generation = answer.generation_id
-        code: ErrorCode = answer.error_code
-        return code
 
     def own_all(self) -> None:
         """Join, and as the leader take all partitions; retry while the coordinator loads."""
@@ -78,26 +39,14 @@ class Member:
             if error is ErrorCode.member_id_required:
                 error = self.joined(self.send_join())
             assert error is ErrorCode.none, error
-            error = self.sync()
+            error = self.sync_all()
             assert error is ErrorCode.none, error
             return True
 
         eventually(owns, TAKE_OVER_S, f"{self.group} has a generation")
 
-    def sync(self) -> ErrorCode:
-        assignments = [{"member_id": self.member_id, "assignment": b"all"}]
-        values = {**self.identity, "protocol_type": "consumer", "protocol_name": "range", "assignments": assignments}
-        code: ErrorCode = self.client.call(ApiKey.SYNC_GROUP, 5, values).error_code
-        return code
-
-    def heartbeat(self) -> ErrorCode:
-        code: ErrorCode = self.client.call(ApiKey.HEARTBEAT, 4, self.identity).error_code
-        return code
-
-    def leave(self) -> ErrorCode:
-        values = {"group_id": self.group, "members": [{"member_id": self.member_id}]}
-        code: ErrorCode = self.client.call(ApiKey.LEAVE_GROUP, 5, values).error_code
-        return code
+    def sync_all(self) -> ErrorCode:
+        return self.sync({self.member_id: b"all"})
 
     def commit(self, offset: int) -> ErrorCode:
         partition = {"partition_index": 0, "committed_offset": offset}
@@ -107,8 +56,7 @@ class Member:
             "member_id": self.member_id,
             "topics": [{"name": self.topic, "partitions": [partition]}],
         }
-        code: ErrorCode = self.client.call(ApiKey.OFFSET_COMMIT, 8, values).topics[0].partitions[0].error_code
-        return code
+        return ErrorCode(self.client.call(ApiKey.OFFSET_COMMIT, 8, values).topics[0].partitions[0].error_code)
 
 
 def committed(client: WireClient, group: str, topic: str) -> tuple[ErrorCode, int]:
@@ -123,19 +71,6 @@ def find_coordinator(client: WireClient, group: str) -> tuple[ErrorCode, int]:
     return found.error_code, found.node_id
 
 
-def coordinator(nodes: Nodes, node_id: int, group: str, among: list[int]) -> int:
-    """Wait until this node names a coordinator in `among`, and return it."""
-
-    def found() -> int:
-        with nodes.connect(node_id) as client:
-            error, named = find_coordinator(client, group)
-        assert error is ErrorCode.none, error
-        assert named in among, f"node {node_id} names {named}"
-        return named
-
-    return eventually(found, TAKE_OVER_S, f"{group} has a coordinator among {among}")
-
-
 def other_claims(client: WireClient, member: Member) -> dict[str, ErrorCode]:
     """Return the answers to the other group requests, by API."""
     group, topic = member.group, member.topic
@@ -143,7 +78,7 @@ def other_claims(client: WireClient, member: Member) -> dict[str, ErrorCode]:
     delete = {"group_id": group, "topics": [{"name": topic, "partitions": partitions}]}
     return {
         "JoinGroup": member.joined(member.send_join()),
-        "SyncGroup": member.sync(),
+        "SyncGroup": member.sync_all(),
         "OffsetCommit": member.commit(7),
         "LeaveGroup": member.leave(),
         "DescribeGroups": client.call(ApiKey.DESCRIBE_GROUPS, 5, {"groups": [group]}).groups[0].error_code,
@@ -156,7 +91,7 @@ def other_claims(client: WireClient, member: Member) -> dict[str, ErrorCode]:
 def test_an_isolated_coordinator_refuses_group_requests_after_a_failover(start_nodes: StartNodes) -> None:
     nodes = start_nodes(cuttable=True)
     topic, group = nodes.new_topic(1), unique("group")
-    old = coordinator(nodes, nodes.ids[0], group, nodes.ids)
+    old = nodes.coordinator(group, by=nodes.ids[0], among=nodes.ids)
     others = [node_id for node_id in nodes.ids if node_id != old]
     with Member(nodes, old, group, topic) as first, nodes.connect(old, timeout_s=ANSWER_S) as at_old:
         first.own_all()
@@ -164,7 +99,7 @@ def test_an_isolated_coordinator_refuses_group_requests_after_a_failover(start_n
         assert first.heartbeat() is ErrorCode.none
         nodes.cut_off(old)
 
-        new = coordinator(nodes, others[0], group, others)
+        new = nodes.coordinator(group, by=others[0], among=others)
         with Member(nodes, new, group, topic) as second, nodes.connect(new) as at_new:
             second.own_all()
             assert second.generation > first.generation
@@ -181,7 +116,7 @@ def test_an_isolated_coordinator_refuses_group_requests_after_a_failover(start_n
 
             nodes.heal()
             # The old coordinator follows the metadata again, and names the same coordinator as the other nodes.
-            assert coordinator(nodes, old, group, [new]) == new
+            assert nodes.coordinator(group, by=old, among=[new]) == new
             assert second.heartbeat() is ErrorCode.none
             assert committed(at_new, group, topic) == (ErrorCode.none, 50)
             assert committed(at_old, group, topic) == (ErrorCode.not_coordinator, -1)
@@ -192,7 +127,7 @@ def test_an_isolated_coordinator_refuses_group_requests_after_a_failover(start_n
 def test_an_isolated_coordinator_fails_its_pending_group_requests(start_nodes: StartNodes) -> None:
     nodes = start_nodes(cuttable=True, offsets_topic_partitions=1)
     topic, group, other = nodes.new_topic(1), unique("group"), unique("group")
-    old = coordinator(nodes, nodes.ids[0], group, nodes.ids)
+    old = nodes.coordinator(group, by=nodes.ids[0], among=nodes.ids)
     with (
         Member(nodes, old, group, topic, rebalance_timeout_ms=SESSION_TIMEOUT_MS) as first,
         Member(nodes, old, group, topic) as newcomer,

@@ -26,7 +26,7 @@ def scraped(nodes: Nodes) -> tuple[set[str], dict[str, set[str]]]:
     """Return what all nodes together expose: the family names, and the labels of each sample name."""
     families: set[str] = set()
     samples: dict[str, set[str]] = {}
-    for node in nodes.running:
+    for node in nodes.responsive:
         for family in text_string_to_metric_families(node.get("/metrics")[1].decode()):
             families.add(family.name)
             for sample in family.samples:
@@ -53,7 +53,7 @@ def test_running_nodes_export_every_metric_and_label_that_the_dashboard_queries(
         for query, legend in [*((t["expr"], t["legendFormat"]) for t in targets), *((d, "") for d in definitions)]:
             known = set(OF_THE_SCRAPE)
             for name, selector in METRIC.findall(query):
-                assert name in samples, f"no node tells {name}, which is asked for by {query}"
+                assert name in samples, f"no node exports {name}, which {query} needs"
                 assert set(re.findall(r"(\w+)[=!]", selector)) <= samples[name] | OF_THE_SCRAPE, query
                 known |= samples[name]
             grouped = {label for labels in re.findall(r"(?:by|on) \(([^)]*)\)", query) for label in labels.split(", ")}
@@ -61,4 +61,4 @@ def test_running_nodes_export_every_metric_and_label_that_the_dashboard_queries(
         return True
 
     assert len(targets) > 20
-    eventually(all_found, 20, "every query finds what it asks for")
+    eventually(all_found, 20, "every query finds its metrics")

@@ -16,9 +16,8 @@ from typing import Any, TypeAlias
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.cli.run_chronik import CHRONIK, chronik
-from tests.cluster.conftest import nodes_of
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_disks import SlowNodes
+from tests.cluster.support_fixtures import nodes_of
 from tests.node.support_wire import WireClient, batch
 from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
@@ -33,32 +32,33 @@ TAIL_BATCHES = 600
 
 
 @pytest.fixture(scope="module")
-def ward(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowNodes]:
-    for nodes in nodes_of(request.config, SlowNodes(tmp_path_factory.mktemp("ward"), settings={"forwarding": False})):
+def ward(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    cluster = Nodes(tmp_path_factory.mktemp("ward"), settings={"forwarding": False}, disk_switches=True)
+    for nodes in nodes_of(request.config, cluster):
         nodes.wait_in_sync()
         yield nodes
 
 
 @pytest.fixture
-def ask(ward: SlowNodes, open_page: OpenPage, expect: Expect) -> Ask:
+def ask(ward: Nodes, open_page: OpenPage, expect: Expect) -> Ask:
     """Return the doctor's diagnosis of a topic: from `doctor --json`, and from the page of a running node."""
 
     def ask(topic: str, group: str | None = None) -> dict[str, Any]:
-        page = open_page(ward.running[0].http, f"/#/topics/{topic}", may_fail=True)
+        page = open_page(ward.responsive[0].http, f"/#/topics/{topic}", may_fail=True)
         if group is not None:
             page.get_by_label("Group to examine").select_option(group)
         page.get_by_role("button", name="Diagnose").click()
         chosen = () if group is None else ("--group", group)
         outcome = chronik("doctor", topic, "--json", "-b", ward.bootstrap, *chosen, timeout_s=120)
         assert outcome.code in (0, 1), outcome.err
-        told: dict[str, Any] = json.loads(outcome.out)
-        assert (outcome.code == 0) == (told["verdict"] == "healthy")
+        report: dict[str, Any] = json.loads(outcome.out)
+        assert (outcome.code == 0) == (report["verdict"] == "healthy")
         shown = page.get_by_role("status", name="Diagnosis")
-        expect(shown.get_by_role("heading")).to_have_text(told["verdict"])
-        for evidence in told["evidence"]:
+        expect(shown.get_by_role("heading")).to_have_text(report["verdict"])
+        for evidence in report["evidence"]:
             for what in {"node", "client", "group"} & evidence.keys():
                 expect(shown).to_contain_text(str(evidence[what]))
-        return told
+        return report
 
     return ask
 
@@ -131,16 +131,16 @@ def read(consumer: Consumer) -> None:
 # -- all nodes run -----------------------------------------------------------------------------------------------------
 
 
-def test_doctor_reports_a_healthy_cluster_under_load_as_healthy(ward: SlowNodes, ask: Ask) -> None:
+def test_doctor_reports_a_healthy_cluster_under_load_as_healthy(ward: Nodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic) as consumer, running(lambda: read(consumer)):
-        told = ask(topic)
-    assert (told["verdict"], told["also"]) == ("healthy", []), told
-    assert [partition["partition"] for partition in told["partitions"]] == [0, 1, 2]
-    assert all(partition["fetch_ms"] is not None for partition in told["partitions"])
+        report = ask(topic)
+    assert (report["verdict"], report["also"]) == ("healthy", []), report
+    assert [partition["partition"] for partition in report["partitions"]] == [0, 1, 2]
+    assert all(partition["fetch_ms"] is not None for partition in report["partitions"])
 
 
-def test_doctor_reports_a_watermark_that_waits_for_a_paused_follower(ward: SlowNodes, ask: Ask) -> None:
+def test_doctor_reports_a_watermark_that_waits_for_a_paused_follower(ward: Nodes, ask: Ask) -> None:
     topic = ward.new_topic(1, min_insync_replicas="3")
     leader = ward.leader(topic)
     paused = next(node for node in ward.ids if node not in (leader, ward.controller()))
@@ -149,38 +149,35 @@ def test_doctor_reports_a_watermark_that_waits_for_a_paused_follower(ward: SlowN
         with ward.connect(leader) as client:
             for _ in range(20):
                 assert client.produce(topic, batch(b"x"), acks=1).error_code == 0
-        told = ask(topic)
+        report = ask(topic)
     finally:
         ward.resume(paused)
-    assert told["verdict"] == "watermark-not-advancing", told
-    (evidence,) = told["evidence"]
+    assert report["verdict"] == "watermark-not-advancing", report
+    (evidence,) = report["evidence"]
     assert (evidence["partition"], evidence["node"]) == (0, paused)
     assert evidence["numbers"]["lag"] >= 20
     ward.wait_in_sync()
 
 
-def test_doctor_reports_fetches_that_hang_on_a_slow_disk(ward: SlowNodes, ask: Ask) -> None:
+def test_doctor_reports_fetches_that_hang_on_a_slow_disk(ward: Nodes, ask: Ask) -> None:
     topic = ward.new_topic(1, chronik_trace="true")
     leader = ward.leader(topic)
     with ward.connect(leader) as client:
         sent = [client.send_produce(topic, batch(b"x")) for _ in range(TAIL_BATCHES)]
         for correlation_id in sent:
             assert client.produced(correlation_id).error_code == 0
-    switches = [ward.slow_reads(node_id) for node_id in ward.ids]
-    for switch in switches:
-        switch.write_text("1500")
+    ward.slow_reads(leader, 1500)
     try:
-        told = ask(topic)
+        report = ask(topic)
     finally:
-        for switch in switches:
-            switch.unlink()
-    assert told["verdict"] == "fetch-hang", told
-    (evidence,) = told["evidence"]
+        ward.cure(leader)
+    assert report["verdict"] == "fetch-hang", report
+    (evidence,) = report["evidence"]
     assert (evidence["partition"], evidence["node"]) == (0, leader)
     assert evidence["numbers"]["longest_ms"] >= 1500
 
 
-def test_doctor_reports_a_client_that_keeps_sending_requests_to_the_wrong_node(ward: SlowNodes, ask: Ask) -> None:
+def test_doctor_reports_a_client_that_keeps_sending_requests_to_the_wrong_node(ward: Nodes, ask: Ask) -> None:
     topic = ward.new_topic(1, chronik_trace="true")
     leader = ward.leader(topic)
     wrong = next(node for node in ward.ids if node != leader)
@@ -190,37 +187,37 @@ def test_doctor_reports_a_client_that_keeps_sending_requests_to_the_wrong_node(w
             assert client.produce(topic, batch(b"x")).error_code == ErrorCode.not_leader_or_follower
 
         with running(produce):
-            told = ask(topic)
-    assert told["verdict"] == "leadership-rejections", told
-    (evidence,) = told["evidence"]
+            report = ask(topic)
+    assert report["verdict"] == "leadership-rejections", report
+    (evidence,) = report["evidence"]
     assert (evidence["node"], evidence["partition"], evidence["client"]) == (wrong, 0, "stale")
 
 
-def test_doctor_reports_a_group_member_that_does_not_poll(ward: SlowNodes, ask: Ask) -> None:
+def test_doctor_reports_a_group_member_that_does_not_poll(ward: Nodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic):
-        told = ask(topic, f"group-of-{topic}")
-    assert told["verdict"] == "consumer-stopped", told
-    (evidence,) = told["evidence"]
+        report = ask(topic, f"group-of-{topic}")
+    assert report["verdict"] == "consumer-stopped", report
+    (evidence,) = report["evidence"]
     assert (evidence["client"], evidence["group"]) == ("reader", f"group-of-{topic}")
     assert evidence["numbers"]["lag"] > 0
 
 
-def test_doctor_reports_a_partition_that_is_stuck_while_others_make_progress(ward: SlowNodes, ask: Ask) -> None:
+def test_doctor_reports_a_partition_that_is_stuck_while_others_make_progress(ward: Nodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic) as consumer:
         consumer.pause([TopicPartition(topic, 1)])
         with running(lambda: read(consumer)):
-            told = ask(topic)
-    assert told["verdict"] == "partition-imbalance", told
-    (evidence,) = told["evidence"]
+            report = ask(topic)
+    assert report["verdict"] == "partition-imbalance", report
+    (evidence,) = report["evidence"]
     assert (evidence["partition"], evidence["client"]) == (1, "reader")
 
 
 # -- traces in a terminal, and bad input -------------------------------------------------------------------------------
 
 
-def test_an_unknown_topic_or_group_prints_one_line_and_exits_with_2(ward: SlowNodes) -> None:
+def test_an_unknown_topic_or_group_prints_one_line_and_exits_with_2(ward: Nodes) -> None:
     topic = ward.new_topic(1)
     for arguments in (("doctor", "missing"), ("doctor", topic, "--group", "missing"), ("trace", "tail", "missing")):
         outcome = chronik(*arguments, "-b", ward.bootstrap)
@@ -238,7 +235,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
         process.kill()
 
 
-def test_trace_tail_shows_live_traces_of_all_nodes(ward: SlowNodes) -> None:
+def test_trace_tail_shows_live_traces_of_all_nodes(ward: Nodes) -> None:
     topic = ward.new_topic(PARTITIONS)
     assert chronik("trace", "on", topic, "-b", ward.bootstrap).code == 0
     command = [str(CHRONIK), "trace", "tail", topic, "-b", ward.bootstrap]
@@ -266,7 +263,7 @@ def test_trace_tail_shows_live_traces_of_all_nodes(ward: SlowNodes) -> None:
 # -- nodes stop, and stay down -----------------------------------------------------------------------------------------
 
 
-def test_doctor_reports_a_dead_node_and_survives_the_death_of_one_while_it_runs(ward: SlowNodes, ask: Ask) -> None:
+def test_doctor_reports_a_dead_node_and_survives_the_death_of_one_while_it_runs(ward: Nodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     command = [str(CHRONIK), "doctor", topic, "--json", "-b", ward.bootstrap]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as doctor:
@@ -279,18 +276,18 @@ def test_doctor_reports_a_dead_node_and_survives_the_death_of_one_while_it_runs(
         return all(3 not in state.isr and state.leader in (1, 2) for state in states)
 
     eventually(has_shrunk, 30, "node 3 has left every ISR")
-    told = ask(topic)
-    assert told["verdict"] == "under-replicated", told
-    assert [(evidence["partition"], evidence["node"]) for evidence in told["evidence"]] == [(0, 3), (1, 3), (2, 3)]
+    report = ask(topic)
+    assert report["verdict"] == "under-replicated", report
+    assert [(evidence["partition"], evidence["node"]) for evidence in report["evidence"]] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_doctor_reports_no_leader_when_two_of_three_nodes_are_dead(ward: SlowNodes, ask: Ask) -> None:
+def test_doctor_reports_no_leader_when_two_of_three_nodes_are_dead(ward: Nodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     ward.kill(2)
-    told = ask(topic)
-    assert told["verdict"] == "no-leader", told
-    assert [evidence["partition"] for evidence in told["evidence"]] == [0, 1, 2]
-    assert "2, 3" in told["next_step"]
+    report = ask(topic)
+    assert report["verdict"] == "no-leader", report
+    assert [evidence["partition"] for evidence in report["evidence"]] == [0, 1, 2]
+    assert "2, 3" in report["next_step"]
 
 
 @pytest.mark.soak

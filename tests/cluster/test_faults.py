@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import StartNodes
-from tests.cluster.support_faults import FAULTS, NEEDS_LINKS, PROGRESS, Scene
-from tests.cluster.support_watch import OffsetWatch
-from tests.cluster.support_workload import Workload, all_replicas_agree
+from tests.cluster.support_offsets import OffsetWatch
+from tests.cluster.support_workload import PROGRESS, Workload, all_replicas_agree
+from tests.faults.support_faults import NEEDS_LINKS, SINGLE, inject
 
 PAUSE_S = 4.0
 """Twice the session timeout: the other nodes have long failed over when the node comes back."""
@@ -21,14 +21,14 @@ PARTITIONS = 2
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", SINGLE)
 def test_no_record_is_lost_duplicated_or_reordered_during(fault: str, start_nodes: StartNodes, tmp_path: Path) -> None:
     nodes = start_nodes(cuttable=fault in NEEDS_LINKS)
     topic = nodes.new_topic(PARTITIONS)
     chance = random.Random(fault)
     with OffsetWatch(nodes, topic, range(PARTITIONS)), Workload(nodes, topic, PARTITIONS) as workload:
         workload.proceed(PROGRESS + chance.randrange(PROGRESS))
-        FAULTS[fault](Scene(workload, chance, PAUSE_S))
+        inject(fault, nodes, workload, chance, PAUSE_S)
         workload.proceed(PROGRESS)
         nodes.wait_in_sync()
         workload.finish(tmp_path / "history.jsonl")

@@ -6,29 +6,13 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_faults import PROGRESS
 from tests.cluster.support_groups import Commits
-from tests.cluster.support_workload import Workload
+from tests.cluster.support_workload import PROGRESS, Workload
 from tests.support.eventually import eventually
 
 from chronik.testing.operations import Polled
-from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode
 
 PARTITIONS = 4
-
-
-def coordinator(nodes: Nodes, group: str) -> int:
-    """Wait until a node knows the group's coordinator, and return it."""
-    alive = {node.id for node in nodes.running}
-
-    def found() -> int:
-        with nodes.connect(nodes.running[0].id) as client:
-            answer = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0})
-        assert answer.error_code is ErrorCode.none, answer.error_code
-        return int(answer.node_id) if int(answer.node_id) in alive else 0
-
-    return eventually(found, 30, f"group {group} has a coordinator")
 
 
 def records_of(workload: Workload, members: list[str]) -> int:
@@ -52,7 +36,7 @@ def test_a_group_keeps_consuming_when_its_coordinator_stops(nodes: Nodes, end: s
         workload.proceed(PROGRESS)
         group_goes_on(workload, names)
         for _ in range(2):
-            hit = coordinator(nodes, workload.group)
+            hit = nodes.coordinator(workload.group)
             (nodes.kill if end == "kill" else nodes.stop)(hit)
             workload.proceed(PROGRESS)
             group_goes_on(workload, names)
@@ -103,7 +87,7 @@ def test_members_that_join_and_leave_share_the_partitions_and_skip_no_record(nod
         workload.proceed(PROGRESS)
         guest = workload.new_member("guest")
         eventually(lambda: records_of(workload, ["guest"]) > 0, 60, "the guest is given records")
-        nodes.kill(coordinator(nodes, workload.group))
+        nodes.kill(nodes.coordinator(workload.group))
         workload.proceed(PROGRESS)
         guest.stop()
         assert guest.errors == []

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_lost_logs import (
+from tests.cluster.support_logs import (
     check_all_are_read,
     check_whole_again,
     cut_at_a_batch,
     cut_the_last_batch,
     damage_a_batch,
+    filled_topic,
     flip_in_the_last_batch,
     is_listed_up_to,
     log_of,
@@ -33,13 +34,10 @@ def test_a_replica_that_lost_records_does_not_lead(
     start_nodes: StartNodes, hurt: Callable[[Path], object], is_first: bool
 ) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     victim = nodes.partitions(topic)[0].replicas[0]
-    points = Path(nodes.node(victim).folder) / "recovery-points"
     if hurt is cut_at_a_batch:
-        eventually(lambda: f" {RECORDS}\n" in points.read_text(), what="the recovery point is written")
+        eventually(lambda: is_listed_up_to(nodes, victim, RECORDS), what="the recovery point is written")
     nodes.kill_all()
     hurt(log_of(nodes, victim, topic))
     if is_first:
@@ -58,8 +56,8 @@ def have_hurt_replica_return_first(nodes: Nodes, topic: str, hurt: Callable[[int
     nodes.kill(victim)
     nodes.kill(other)
     hurt(victim)
-    nodes.local.launch(victim)
-    nodes.local.launch(other)
+    nodes.launch(victim)
+    nodes.launch(other)
     # The last leader is paused, so it is fenced late: usually after both other nodes have registered.
     assert nodes.leader(topic) == other
     nodes.kill(state.leader)
@@ -71,9 +69,7 @@ def test_a_replica_that_lost_records_does_not_lead_while_the_last_leader_is_down
     start_nodes: StartNodes, hurt: Callable[[Path], object]
 ) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     for node_id in nodes.ids:
         eventually(partial(is_listed_up_to, nodes, node_id, RECORDS), what="the recovery points are written")
     have_hurt_replica_return_first(nodes, topic, lambda victim: hurt(log_of(nodes, victim, topic)))
@@ -81,10 +77,8 @@ def test_a_replica_that_lost_records_does_not_lead_while_the_last_leader_is_down
 
 
 def test_a_node_on_an_old_copy_does_not_lead_while_the_last_leader_is_down(nodes: Nodes) -> None:
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
-    folders = {node_id: Path(nodes.node(node_id).folder) for node_id in nodes.ids}
+    topic = filled_topic(nodes, RECORDS)
+    folders = {node_id: nodes.data_folder(node_id) for node_id in nodes.ids}
     for node_id, folder in folders.items():
         nodes.stop(node_id)
         shutil.copytree(folder, folder.with_name(f"copy-{node_id}"))
@@ -113,12 +107,9 @@ def test_a_replica_that_loses_its_log_seconds_after_its_first_record_does_not_le
 
 def test_a_damaged_replica_that_returns_first_does_not_block_its_partition(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     victim = nodes.partitions(topic)[0].replicas[0]
-    points = Path(nodes.node(victim).folder) / "recovery-points"
-    eventually(lambda: f" {RECORDS}\n" in points.read_text(), what="the recovery point is written")
+    eventually(lambda: is_listed_up_to(nodes, victim, RECORDS), what="the recovery point is written")
     nodes.kill_all()
     damage_a_batch(log_of(nodes, victim, topic))
     nodes.start(victim)
@@ -131,11 +122,9 @@ def test_a_damaged_replica_that_returns_first_does_not_block_its_partition(start
 
 
 def test_a_node_on_an_old_copy_of_its_data_folder_does_not_lead(nodes: Nodes) -> None:
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     victim = nodes.partitions(topic)[0].replicas[0]
-    folder = Path(nodes.node(victim).folder)
+    folder = nodes.data_folder(victim)
     nodes.stop(victim)
     shutil.copytree(folder, folder.with_name("copy"))
     nodes.start(victim)
@@ -168,7 +157,7 @@ def test_a_node_refuses_an_old_copy_of_its_metadata_and_rejoins_without_it(nodes
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
     victim = nodes.partitions(topic)[0].replicas[0]
-    folder = Path(nodes.node(victim).folder)
+    folder = nodes.data_folder(victim)
     nodes.stop(victim)
     shutil.copy(folder / "metadata.db", folder / "metadata.copy")
     nodes.start(victim)
@@ -177,7 +166,7 @@ def test_a_node_refuses_an_old_copy_of_its_metadata_and_rejoins_without_it(nodes
     for path in folder.glob("metadata.db*"):
         path.unlink()
     shutil.copy(folder / "metadata.copy", folder / "metadata.db")
-    nodes.local.launch(victim)
+    nodes.launch(victim)
     eventually(lambda: nodes.node(victim).process.state != "running", 60.0, "the node gives up")
     assert "has forgotten votes" in nodes.log_text(victim)
     (folder / "metadata.db").unlink()
@@ -186,17 +175,15 @@ def test_a_node_refuses_an_old_copy_of_its_metadata_and_rejoins_without_it(nodes
 
 
 def test_a_cluster_without_metadata_deletes_no_log(nodes: Nodes) -> None:
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     nodes.kill_all()
     before = {node_id: sorted(log_of(nodes, node_id, topic).glob("*.log")) for node_id in nodes.ids}
     for node_id in nodes.ids:
-        for path in Path(nodes.node(node_id).folder).glob("metadata.db*"):
+        for path in nodes.data_folder(node_id).glob("metadata.db*"):
             path.unlink()
     for node_id in nodes.ids:
-        nodes.local.launch(node_id)
-    eventually(lambda: not nodes.running, 60.0, "all nodes give up")
+        nodes.launch(node_id)
+    eventually(lambda: not nodes.responsive, 60.0, "all nodes give up")
     for node_id in nodes.ids:
         assert "chronik cluster restore-metadata" in nodes.log_text(node_id)
     assert before == {node_id: sorted(log_of(nodes, node_id, topic).glob("*.log")) for node_id in nodes.ids}
@@ -207,15 +194,15 @@ def test_a_node_refuses_to_start_on_metadata_that_lost_its_last_writes(nodes: No
     nodes.new_topic(1)
     lagging, victim, whole = nodes.ids
     nodes.kill(lagging)
-    folder = Path(nodes.node(victim).folder)
+    folder = nodes.data_folder(victim)
     size = (folder / "metadata.db-wal").stat().st_size
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
     nodes.kill_all()
     with (folder / "metadata.db-wal").open("r+b") as file:
         file.truncate(size)
-    nodes.local.launch(victim)
-    nodes.local.launch(lagging)
+    nodes.launch(victim)
+    nodes.launch(lagging)
     eventually(lambda: nodes.node(victim).process.state != "running", 60.0, "the node gives up")
     assert "has forgotten votes" in nodes.log_text(victim)
     nodes.start(whole)
@@ -237,8 +224,8 @@ def test_a_replica_that_lost_its_last_batch_does_not_lead(
     produce(nodes, topic, 0, RECORDS)
     nodes.kill_all()
     hurt(log_of(nodes, victim, topic))
-    nodes.local.launch(victim)
-    nodes.local.launch(lagging)
+    nodes.launch(victim)
+    nodes.launch(lagging)
     eventually(lambda: nodes.controller() in (victim, lagging), 60.0, "two nodes are a majority")
     nodes.start(whole)
     nodes.start_all()

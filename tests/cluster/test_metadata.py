@@ -7,14 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_faults import PROGRESS
-from tests.cluster.support_propagation import seconds_until_followers_know
-from tests.cluster.support_workload import Workload
+from tests.cluster.support_cluster import LocalNode, Nodes
+from tests.cluster.support_offsets import seconds_until_followers_know
+from tests.cluster.support_workload import PROGRESS, Workload
 from tests.node.support_wire import batch, unique
 from tests.support.eventually import eventually
 
-from chronik.local.node import LocalNode
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
@@ -53,7 +51,7 @@ def test_every_node_lists_all_brokers_and_all_brokers_lead_an_equal_share(shared
     for node_id in shared_nodes.ids:
         answer = shared_nodes.metadata(topic, node_id=node_id)
         named = {(int(broker.node_id), broker.port) for broker in answer.brokers}
-        assert named == {(node.id, node.kafka.port) for node in shared_nodes.local.nodes}
+        assert named == {(node.id, node.kafka.port) for node in shared_nodes}
         for state in answer.topics[0].partitions:
             assert sorted(state.replica_nodes) == shared_nodes.ids
             assert state.error_code is ErrorCode.none
@@ -100,7 +98,7 @@ def test_any_node_accepts_admin_requests_and_shows_their_effect_immediately(shar
 def test_any_node_forwards_a_produced_record_to_the_leader_and_counts_it(shared_nodes: Nodes) -> None:
     topic = shared_nodes.new_topic(1)
     leader = shared_nodes.leader(topic)
-    others = [node for node in shared_nodes.running if node.id != leader]
+    others = [node for node in shared_nodes.responsive if node.id != leader]
     before = [metric(node, "chronik_produce_forwarded_total") for node in others]
     for number, node in enumerate(others):
         with shared_nodes.connect(node.id) as client:

@@ -29,7 +29,7 @@ def append(nodes: Nodes, topic: str, name: str) -> bytes:
 
     def appended() -> bytes | None:
         leader = nodes.partitions(topic)[0].leader
-        assert leader in {node.id for node in nodes.running}, f"the leader is {leader}"
+        assert leader in {node.id for node in nodes.responsive}, f"the leader is {leader}"
         value = f"{name}/{next(attempts)}".encode()
         with nodes.connect(leader) as client:
             response = client.produce(topic, batch(value), timeout_ms=3_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -11,10 +10,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.cli.run_chronik import Outcome, chronik
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_lost_logs import (
+from tests.cluster.support_logs import (
     check_all_are_read,
     check_whole_again,
     cut_at_a_batch,
+    filled_topic,
     is_listed_up_to,
     log_of,
     produce,
@@ -31,7 +31,7 @@ TIMEOUT_S = 60.0
 
 def lose_metadata(nodes: Nodes) -> None:
     for node_id in nodes.ids:
-        for path in Path(nodes.node(node_id).folder).glob("metadata.db*"):
+        for path in nodes.data_folder(node_id).glob("metadata.db*"):
             path.unlink()
 
 
@@ -111,7 +111,7 @@ def test_restore_metadata_keeps_all_records_committed_offsets_and_producer_ids(n
     assert len({state.replicas[0] for state in partitions.values()}) == len(nodes.ids), "preferred leaders are spread"
     check_whole_again(nodes, topic, RECORDS + 500)
     for node_id in nodes.ids:
-        assert not (Path(nodes.node(node_id).folder) / "set-aside").exists(), "every log belongs to a topic"
+        assert not (nodes.data_folder(node_id) / "set-aside").exists(), "every log belongs to a topic"
     described = chronik("topic", "describe", "__consumer_offsets", "--json", "-b", nodes.bootstrap).json()
     assert described["configs"]["cleanup.policy"] == "compact"
     # And again after another restart.
@@ -122,18 +122,16 @@ def test_restore_metadata_keeps_all_records_committed_offsets_and_producer_ids(n
 
 def test_restore_metadata_uses_the_longest_logs_after_nodes_failed_to_start(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     whole, cut, empty = nodes.partitions(topic)[0].replicas
     eventually(lambda: is_listed_up_to(nodes, cut, RECORDS), what="the recovery point is written")
     nodes.kill_all()
     lose_metadata(nodes)
     for node_id in nodes.ids:
-        nodes.local.launch(node_id)
-    eventually(lambda: not nodes.running, TIMEOUT_S, "all nodes give up")
+        nodes.launch(node_id)
+    eventually(lambda: not nodes.responsive, TIMEOUT_S, "all nodes give up")
     cut_at_a_batch(log_of(nodes, cut, topic))
-    for path in Path(nodes.node(empty).folder).iterdir():
+    for path in nodes.data_folder(empty).iterdir():
         if path.name != "node.toml":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -15,16 +15,14 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_elections import elect
-from tests.cluster.support_faults import PROGRESS
-from tests.cluster.support_recorder import named
-from tests.cluster.support_watch import OffsetWatch
-from tests.cluster.support_workload import Workload, all_replicas_agree
+from tests.cluster.support_logs import batches_in, closed_segments, log_of, overwrite, truncate
+from tests.cluster.support_offsets import OffsetWatch
+from tests.cluster.support_workload import PROGRESS, Workload, all_replicas_agree
 from tests.cluster.test_metadata import metric
 from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
 
-from chronik.wire.batch import HEADER_BYTES, read_batch_header
+from chronik.wire.batch import HEADER_BYTES
 
 PARTITIONS = 2
 LED, FOLLOWED = range(PARTITIONS)
@@ -36,11 +34,7 @@ HEALED_TIMEOUT_S = 60.0
 
 
 def flip_a_bit(segment: Path) -> None:
-    with segment.open("r+b") as file:
-        file.seek(HEADER_BYTES + 3)
-        byte = file.read(1)[0]
-        file.seek(HEADER_BYTES + 3)
-        file.write(bytes([byte ^ 16]))
+    overwrite(segment, HEADER_BYTES + 3, lambda old: bytes([old[0] ^ 16]))
 
 
 def delete(segment: Path) -> None:
@@ -48,32 +42,17 @@ def delete(segment: Path) -> None:
 
 
 def cut_at_a_batch_border(segment: Path) -> None:
-    with segment.open("r+b") as file:
-        file.truncate(batch_starts(segment)[-1])
+    *_, (last, _, _) = batches_in(segment)
+    truncate(segment, last)
 
 
-def batch_starts(segment: Path) -> list[int]:
-    """Return the position of each batch of a closed segment."""
-    data = segment.read_bytes()
-    starts, at = [], 0
-    while at < len(data):
-        starts.append(at)
-        at += read_batch_header(data, at).size_bytes
-    return starts
-
-
-def log_folder(nodes: Nodes, node_id: int, topic: str, partition: int) -> Path:
-    return Path(nodes.node(node_id).folder) / "logs" / named(topic, partition)
-
-
-def closed_segment(folder: Path) -> Path:
+def closed_segment(log: Path) -> Path:
     """Wait for a closed segment with others before and after it and more than one batch, and return it."""
 
-    def found() -> Path | None:
-        closed = sorted(folder.glob("*.log"))[1:-2]
-        return next((segment for segment in closed if len(batch_starts(segment)) > 1), None)
+    def find() -> Path | None:
+        return next((segment for segment in closed_segments(log)[1:-1] if len(list(batches_in(segment))) > 1), None)
 
-    segment = eventually(found, SEGMENTS_TIMEOUT_S, f"{folder.name} has closed segments")
+    segment = eventually(find, SEGMENTS_TIMEOUT_S, f"{log.name} has closed segments")
     assert segment is not None
     return segment
 
@@ -109,8 +88,7 @@ def test_damaged_replicas_of_a_leader_and_a_follower_are_healed_under_load(
     ):
         workload.proceed(PROGRESS)
         segments = {
-            partition: closed_segment(log_folder(nodes, victim, topic, partition))
-            for partition, victim in victims.items()
+            partition: closed_segment(log_of(nodes, victim, topic, partition)) for partition, victim in victims.items()
         }
         nodes.wait_in_sync()
         for segment in segments.values():
@@ -149,13 +127,13 @@ def test_without_the_scrubber_recovery_or_a_read_finds_the_damage(
     with OffsetWatch(nodes, topic, [0]), Workload(nodes, topic, 1, rereads=True) as workload:
         workload.proceed(PROGRESS)
         victim = next(node_id for node_id in nodes.ids if node_id != nodes.leader(topic))
-        segment = closed_segment(log_folder(nodes, victim, topic, 0))
+        segment = closed_segment(log_of(nodes, victim, topic, 0))
         nodes.kill(victim)
         damage(segment)
         nodes.start(victim)
         if how == "read":
             nodes.wait_in_sync()
-            elect(nodes, topic, {0: victim})
+            nodes.elect(topic, {0: victim})
             workload.read_again()
         assert wait_until_healed(nodes, victim, 0)["how"] == how
         workload.proceed(PROGRESS)
@@ -177,7 +155,7 @@ def test_the_doctor_and_the_web_page_show_healed_damage(
         page = open_page(nodes.node(victim).http)
         expect(page.locator("#health")).to_contain_text("Healthy")
         expect(page.get_by_role("region", name="Damage found")).to_have_count(0)
-        flip_a_bit(closed_segment(log_folder(nodes, victim, topic, 0)))
+        flip_a_bit(closed_segment(log_of(nodes, victim, topic, 0)))
         wait_until_healed(nodes, victim, 0)
         nodes.wait_in_sync()
         region = page.get_by_role("region", name=f"Damage found on node {victim}")
@@ -198,13 +176,13 @@ def test_a_single_node_keeps_a_damaged_log_and_continues_to_serve_it(start_nodes
     topic = nodes.new_topic(1, segment_bytes=SEGMENT_BYTES)
     with Workload(nodes, topic, 1) as workload:
         workload.proceed(PROGRESS)
-        segment = closed_segment(log_folder(nodes, 1, topic, 0))
+        segment = closed_segment(log_of(nodes, 1, topic, 0))
         flip_a_bit(segment)
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             (damage,) = damages(nodes, 1, 0) or [{"waits_for": ""}]
             return "other replicas are in sync" in damage["waits_for"]
 
-        eventually(is_told, HEALED_TIMEOUT_S, "the damage is found, and nobody can heal it")
+        eventually(is_reported, HEALED_TIMEOUT_S, "the damage is found, and no replica can heal it")
         workload.proceed(PROGRESS)
-        assert segment.exists() and not (Path(nodes.node(1).folder) / "set-aside").exists()
+        assert segment.exists() and not (nodes.data_folder(1) / "set-aside").exists()

@@ -8,40 +8,39 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import FAILED, nodes_of
-from tests.cluster.support_disks import SickNodes
-from tests.cluster.support_faults import PROGRESS
+from tests.cluster.conftest import StartNodes
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_offsets import OffsetWatch
 from tests.cluster.support_soak import SoakResults
-from tests.cluster.support_watch import OffsetWatch
-from tests.cluster.support_workload import Workload, all_replicas_agree
+from tests.cluster.support_workload import PROGRESS, Workload, all_replicas_agree
 from tests.support.eventually import eventually
 
 PARTITIONS = 3
 
-Sicken = Callable[[SickNodes, int], None]
-SICKNESSES = [SickNodes.refuse, SickNodes.hang, SickNodes.freeze]
+Sicken = Callable[[Nodes, int], None]
+SICKNESSES = [Nodes.refuse, Nodes.hang, Nodes.freeze]
 
 
 @pytest.fixture
-def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SickNodes]:
-    yield from nodes_of(request.config, SickNodes(tmp_path / "cluster"))
+def nodes(start_nodes: StartNodes) -> Nodes:
+    return start_nodes(disk_switches=True)
 
 
-def controller(nodes: SickNodes, topic: str) -> int:
+def controller(nodes: Nodes, topic: str) -> int:
     return nodes.controller()
 
 
-def leader(nodes: SickNodes, topic: str) -> int:
+def leader(nodes: Nodes, topic: str) -> int:
     """Return a leader that is not the controller."""
     other = nodes.controller()
     return next(state.leader for state in nodes.partitions(topic).values() if state.leader != other)
 
 
-def no_partition_waits_for(nodes: SickNodes, topic: str, sick: int) -> bool:
+def no_partition_waits_for(nodes: Nodes, topic: str, sick: int) -> bool:
     """Check that the healthy nodes agree: the sick node neither leads nor is in sync nor is the controller."""
     for node_id in nodes.ids:
         if node_id == sick:
@@ -54,7 +53,7 @@ def no_partition_waits_for(nodes: SickNodes, topic: str, sick: int) -> bool:
     return True
 
 
-def alive(nodes: SickNodes, node_id: int) -> list[int]:
+def alive(nodes: Nodes, node_id: int) -> list[int]:
     """Return the nodes that this node considers alive."""
     view = nodes.node(node_id).cluster_view()
     return [] if view is None else [known["id"] for known in view["nodes"] if known["state"] == "alive"]
@@ -64,7 +63,7 @@ def alive(nodes: SickNodes, node_id: int) -> list[int]:
 @pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
 @pytest.mark.parametrize("chosen", [controller, leader], ids=lambda chosen: str(chosen.__name__))
 def test_the_cluster_keeps_working_while_a_disk_is_faulty(
-    sicken: Sicken, chosen: Callable[[SickNodes, str], int], nodes: SickNodes, tmp_path: Path
+    sicken: Sicken, chosen: Callable[[Nodes, str], int], nodes: Nodes, tmp_path: Path
 ) -> None:
     topic = nodes.new_topic(PARTITIONS)
     with OffsetWatch(nodes, topic, range(PARTITIONS)), Workload(nodes, topic, PARTITIONS) as workload:
@@ -83,9 +82,7 @@ def test_the_cluster_keeps_working_while_a_disk_is_faulty(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
-def test_a_leader_does_not_wait_for_a_follower_with_a_faulty_disk(
-    sicken: Sicken, nodes: SickNodes, tmp_path: Path
-) -> None:
+def test_a_leader_does_not_wait_for_a_follower_with_a_faulty_disk(sicken: Sicken, nodes: Nodes, tmp_path: Path) -> None:
     topic = nodes.new_topic(1)
     with OffsetWatch(nodes, topic, range(1)), Workload(nodes, topic, 1) as workload:
         workload.proceed(PROGRESS)
@@ -95,7 +92,7 @@ def test_a_leader_does_not_wait_for_a_follower_with_a_faulty_disk(
         sicken(nodes, sick)
         workload.proceed(2 * PROGRESS)
         now = nodes.partitions(topic, before.leader)[0]
-        assert (now.leader, now.epoch) == (before.leader, before.epoch), "nobody else has to lead"
+        assert (now.leader, now.epoch) == (before.leader, before.epoch), "the leader does not change"
         assert sick not in now.isr
         eventually(lambda: sick not in alive(nodes, before.leader), 30, "it is fenced")
         nodes.cure(sick)
@@ -106,7 +103,7 @@ def test_a_leader_does_not_wait_for_a_follower_with_a_faulty_disk(
 
 
 @pytest.mark.timeout(300)
-def test_a_node_with_a_hanging_disk_exits_on_sigterm_and_recovers_at_restart(nodes: SickNodes, tmp_path: Path) -> None:
+def test_a_node_with_a_hanging_disk_exits_on_sigterm_and_recovers_at_restart(nodes: Nodes, tmp_path: Path) -> None:
     topic = nodes.new_topic(PARTITIONS)
     with Workload(nodes, topic, PARTITIONS) as workload:
         workload.proceed(PROGRESS)
@@ -130,19 +127,12 @@ ELSEWHERE_MS_MAX = 3_000.0
 OWN_MS_MAX = 10_000.0
 
 
-@pytest.fixture
-def results(request: pytest.FixtureRequest) -> Iterator[SoakResults]:
-    found = SoakResults(request.node.name)
-    yield found
-    found.write(passed=not request.node.stash.get(FAILED, False))
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
 @pytest.mark.parametrize("chosen", [controller, leader], ids=lambda chosen: str(chosen.__name__))
 def test_soak_measures_the_time_without_acknowledgements_while_a_disk_is_faulty(
-    sicken: Sicken, chosen: Callable[[SickNodes, str], int], nodes: SickNodes, results: SoakResults, tmp_path: Path
+    sicken: Sicken, chosen: Callable[[Nodes, str], int], nodes: Nodes, results: SoakResults, tmp_path: Path
 ) -> None:
     topic = nodes.new_topic(2 * PARTITIONS)
     with Workload(nodes, topic, 2 * PARTITIONS) as workload:

@@ -6,20 +6,19 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.cli.run_chronik import CHRONIK
-from tests.cluster.conftest import FAILED, StartNodes
+from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_faults import FAULTS, NEEDS_LINKS, Scene
-from tests.cluster.support_propagation import seconds_until_followers_know
+from tests.cluster.support_offsets import OffsetWatch, seconds_until_followers_know
 from tests.cluster.support_soak import SoakResults
-from tests.cluster.support_watch import OffsetWatch
 from tests.cluster.support_workload import Workload, all_replicas_agree
 from tests.cluster.test_verify import RECORDS, is_complete, verify
+from tests.faults.support_faults import NEEDS_LINKS, SINGLE, inject
 
 from chronik.cli.failover_stream import FailoverStream
 
@@ -45,15 +44,7 @@ RESIDENT_MB_MAX = 100.0
 THOUSAND_PARTITIONS_S_MAX = 10.0
 
 
-@pytest.fixture
-def results(request: pytest.FixtureRequest) -> Iterator[SoakResults]:
-    """Written whether the test passes or fails: a failed run has results, too."""
-    found = SoakResults(request.node.name)
-    yield found
-    found.write(passed=not request.node.stash.get(FAILED, False))
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", SINGLE)
 def test_a_minute_of(fault: str, start_nodes: StartNodes, results: SoakResults, tmp_path: Path) -> None:
     nodes = start_nodes(cuttable=fault in NEEDS_LINKS)
     topic = nodes.new_topic(PARTITIONS)
@@ -69,7 +60,7 @@ def test_a_minute_of(fault: str, start_nodes: StartNodes, results: SoakResults, 
         while time.monotonic() < ends_s:
             time.sleep(chance.uniform(0.0, QUIET_S_MAX))  # any moment will do
             began_s = workload.recorder.now_s()
-            FAULTS[fault](Scene(workload, chance, PAUSE_S))
+            inject(fault, nodes, workload, chance, PAUSE_S)
             workload.proceed(1)
             nodes.wait_in_sync()
             results.fault(fault)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 import pytest
-from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_cluster import Nodes, free_port
 from tests.cluster.support_strangers import Stray, said_by, stray
 from tests.cluster.test_minority import append, once_each, read
 from tests.node.support_wire import WireClient, batch, unique
@@ -21,7 +21,6 @@ from tests.support.eventually import eventually
 from tests.support.handshake import NONCE, NotProven, Stranger, proven_connection
 from tests.support.node import Node
 
-from chronik.local.cluster import free_port
 from chronik.metadata.calls import HeartbeatCall
 from chronik.node.config import INTERNAL_PORT_BELOW_KAFKA
 from chronik.node.membership.cluster_secret import SECRET_NAME, ClusterSecret
@@ -169,10 +168,10 @@ def test_a_standalone_node_open_to_clients_keeps_its_internal_port_on_loopback(s
 @pytest.mark.timeout(180)
 def test_nodes_with_different_secrets_refuse_each_other(nodes: Nodes) -> None:
     nodes.stop(3)
-    path = Path(nodes.node(3).folder) / SECRET_NAME
+    path = nodes.data_folder(3) / SECRET_NAME
     right = path.read_text()
     path.write_text(secrets.token_urlsafe(32) + "\n")
-    nodes.local.launch(3)
+    nodes.launch(3)
     eventually(lambda: nodes.node(3).process.state is None, OUTCOME_TIMEOUT_S, "node 3 gives up")
     reason = nodes.node(3).process.reason()
     assert "and this node have different cluster secrets: copy cluster-secret" in reason
@@ -213,9 +212,9 @@ def test_the_controller_refuses_a_call_in_the_name_of_another_node(nodes: Nodes)
 
 
 def test_nodes_of_a_local_cluster_share_a_secret_and_never_expose_it(shared_nodes: Nodes) -> None:
-    found = {(Path(node.folder) / SECRET_NAME).read_text() for node in shared_nodes.local.nodes}
+    found = {(Path(node.folder) / SECRET_NAME).read_text() for node in shared_nodes}
     (secret,) = found
-    for node in shared_nodes.local.nodes:
+    for node in shared_nodes:
         assert stat.S_IMODE(os.stat(f"{node.folder}/{SECRET_NAME}").st_mode) == 0o600
         shown: list[Any] = [shared_nodes.log_text(node.id), Path(node.config_path).read_text()]
         shown += [Path(f"/proc/{node.process.pid}/{name}").read_text() for name in ("cmdline", "environ")]

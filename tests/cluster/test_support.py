@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_links import Links
+from tests.cluster.support_logs import replicas_agree
 from tests.cluster.support_recorder import content, value_of
-from tests.cluster.support_replicas import replicas_agree
 from tests.cluster.support_soak import SoakResults
 from tests.node.support_wire import batch
 
@@ -87,7 +87,7 @@ def test_replicas_are_compared_only_below_the_watermark(tmp_path: Path) -> None:
     replicas_agree(folders, "t-0", 2)
     with pytest.raises(AssertionError, match="3 batches below 3 on node 1, 2 on node 2"):
         replicas_agree(folders, "t-0", 3)
-    with pytest.raises(AssertionError, match="ends at 3 on node 1, clients were told 4"):
+    with pytest.raises(AssertionError, match="ends at 3 on node 1, clients received 4"):
         replicas_agree(folders, "t-0", 4)
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from tests.cli.run_chronik import chronik
-from tests.cluster import support_kadm as kadm
-from tests.cluster.support_burrow import Burrow
-from tests.cluster.support_burrow import missing as burrow_is_missing
 from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_lag_checkers import Burrow, ask_kadm, burrow_is_missing, kadm_is_missing
 from tests.cluster.support_tools import KafkaTools, table
 from tests.node.support_wire import unique
 from tests.support.eventually import eventually
@@ -77,7 +75,7 @@ def lag_of_the_page(nodes: Nodes, group: str) -> Lags:
 
 def lag_of_the_metrics(nodes: Nodes, group: str) -> Lags:
     lags: Lags = {}
-    for node in nodes.running:
+    for node in nodes.responsive:
         text = node.get("/metrics")[1].decode()
         found = re.findall(rf'^chronik_group_lag{{group="{group}",.*partition="(\d+)".*}} (\S+)', text, re.MULTILINE)
         lags.update({int(partition): int(float(lag)) for partition, lag in found})
@@ -213,11 +211,11 @@ def test_burrow_reports_topics_groups_and_lag(shared_nodes: Nodes, tmp_path: Pat
 
 
 def test_kadm_reports_the_same_lag_offsets_members_and_replicas(shared_nodes: Nodes) -> None:
-    if reason := kadm.missing():
+    if reason := kadm_is_missing():
         pytest.skip(reason)
     topic, group = filled_topic(shared_nodes), unique("kadm")
     with members(shared_nodes, topic, group) as held:
-        found = kadm.ask(shared_nodes.bootstrap, group, topic)
+        found = ask_kadm(shared_nodes.bootstrap, group, topic)
         assert found["brokers"] == shared_nodes.ids
         assert found["state"] == "Stable"
         # Without a committed offset, kadm counts the whole partition as lag.

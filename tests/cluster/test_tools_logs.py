@@ -67,7 +67,7 @@ def test_kafka_log_dirs_reports_the_size_on_disk_of_every_replica(shared_nodes: 
                 assert (entry["offsetLag"], entry["isFuture"]) == (0, False)
         return True
 
-    eventually(as_on_disk, 20, "every replica has it all, and says so")
+    eventually(as_on_disk, 20, "every replica reports all records")
     one = json_lines(kafka_tools.ok("kafka-log-dirs", *at, "--describe", "--broker-list", "2"))[0]
     assert [broker["broker"] for broker in one["brokers"]] == [2]
 
@@ -106,7 +106,7 @@ def test_describe_log_dirs_reports_the_size_on_disk_of_all_partitions_of_a_node(
         return True
 
     for node_id in shared_nodes.ids:
-        eventually(partial(add_up, node_id), 20, f"node {node_id} tells what it holds")
+        eventually(partial(add_up, node_id), 20, f"node {node_id} reports its logs")
 
 
 def test_kafka_dump_log_reads_the_segments_of_the_leader_and_followers(

@@ -107,7 +107,7 @@ def test_kafka_topics_shows_the_partitions_that_miss_the_replica_of_a_dead_node(
     eventually(
         lambda: all(3 not in state.isr for state in nodes.partitions(everywhere).values()), 30, "node 3 is not in sync"
     )
-    eventually(lambda: nodes.partitions("alone")[0].leader == -1, 30, "nobody leads its only replica")
+    eventually(lambda: nodes.partitions("alone")[0].leader == -1, 30, "its only replica does not lead")
     # The only replica stays in the ISR, because it has all committed records: no leader, yet no replica lags.
     assert partitions_with("--under-replicated-partitions") == shrunk
     assert partitions_with("--unavailable-partitions") == {("alone", 0)}
@@ -138,7 +138,7 @@ def test_kafka_configs_describes_and_alters_configs_of_topics_and_brokers(
     assert wrong.status == 1
     assert "retention.ms" in wrong.err
 
-    for node in shared_nodes.local.nodes:
+    for node in shared_nodes:
         static = configs("brokers", ("--entity-name", str(node.id)), "--all")
         assert (static["node.id"], static["log.dirs"]) == (str(node.id), node.folder)
     everywhere = ("kafka-configs", *at, "--alter", "--entity-type", "brokers", "--entity-default")
@@ -174,7 +174,7 @@ def test_kafka_reassign_partitions_moves_replicas_and_reports_completion(
         verified = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--verify")
         return len(re.findall(r"Reassignment of partition \S+ is completed", verified)) == 2
 
-    eventually(has_moved, 60, "kafka-reassign-partitions says that all is moved")
+    eventually(has_moved, 60, "kafka-reassign-partitions reports that all replicas are moved")
     states = shared_nodes.partitions(name)
     assert {index: list(state.replicas) for index, state in states.items()} == replicas_in(wanted)
     assert "No partition reassignments found" in kafka_tools.ok("kafka-reassign-partitions", *at, "--list")
@@ -232,7 +232,7 @@ def test_kafka_cluster_and_kafka_broker_api_versions_list_every_node(
     assert kafka_tools.ok("kafka-cluster", "cluster-id", *at).split() == ["Cluster", "ID:", cluster_id]
     endpoints = kafka_tools.ok("kafka-cluster", "list-endpoints", *at)
     versions = kafka_tools.ok("kafka-broker-api-versions", *at)
-    for node in shared_nodes.local.nodes:
+    for node in shared_nodes:
         assert re.search(rf"^{node.id}\s+127\.0\.0\.1\s+{node.kafka.port}\b", endpoints, re.MULTILINE), endpoints
         assert re.search(rf"^127\.0\.0\.1:{node.kafka.port} \(id: {node.id} ", versions, re.MULTILINE), versions
     assert len(re.findall(r"DescribeLogDirs\(35\): 1 to 4 \[usable: 4\]", versions)) == 3

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from tests.cli.run_chronik import CHRONIK, Outcome, chronik
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_lost_logs import (
+from tests.cluster.support_logs import (
     check_all_are_read,
     check_whole_again,
     cut_at_a_batch,
+    filled_topic,
     is_listed_up_to,
     log_of,
     produce,
     remove,
+    stored_batches,
 )
-from tests.cluster.support_replicas import stored_batches
 from tests.support.eventually import eventually
 from tests.support.terminal import Terminal
 
@@ -31,7 +31,7 @@ NO_LEADER = -1
 
 
 def arguments(nodes: Nodes, topic: str, node_id: int, *more: str) -> tuple[str, ...]:
-    bootstrap = ",".join(node.bootstrap for node in nodes.running)
+    bootstrap = ",".join(node.bootstrap for node in nodes.responsive)
     return ("topic", "recover", topic, "--partition", "0", "--from", str(node_id), "-b", bootstrap, *more)
 
 
@@ -50,9 +50,7 @@ def wait_until_offline(nodes: Nodes, topic: str) -> None:
 def lose_all_but_one(start_nodes: StartNodes) -> tuple[Nodes, str, int, int]:
     """Remove two of three logs and cut the third. Return the nodes, the topic, the third node and its log's end."""
     nodes = start_nodes(recovery_point_interval_ms=200)
-    topic = nodes.new_topic(1)
-    produce(nodes, topic, 0, RECORDS)
-    nodes.wait_in_sync()
+    topic = filled_topic(nodes, RECORDS)
     *removed, kept = nodes.partitions(topic)[0].replicas
     eventually(lambda: is_listed_up_to(nodes, kept, RECORDS), what="the recovery point is written")
     nodes.kill_all()
@@ -101,7 +99,7 @@ def test_records_that_are_given_up_are_set_aside(start_nodes: StartNodes) -> Non
     done = recover(nodes, topic, empty, "--accept-loss")
     assert done.code == 0, done.err
     nodes.wait_in_sync()
-    (aside,) = (Path(nodes.node(kept).folder) / "set-aside").glob(f"{topic}-0-*")
+    (aside,) = (nodes.data_folder(kept) / "set-aside").glob(f"{topic}-0-*")
     assert [data for _, data in stored_batches(aside)] == batches
     produce(nodes, topic, 0, 100)
     check_whole_again(nodes, topic, 100)
@@ -157,7 +155,7 @@ def test_topic_recover_elects_a_longer_replica_after_the_shorter_leader_stops(st
     eventually(lambda: f" {RECORDS}\n" in watermarks(nodes, whole), what="the watermark is written")
     nodes.kill_all()
     end = shorten_unnoticed(nodes, short, topic)
-    nodes.local.launch(other)
+    nodes.launch(other)
     nodes.start(short)
     assert nodes.leader(topic) == short
     # The records that this leader accepts alone are lost later.
@@ -181,5 +179,5 @@ def test_topic_recover_elects_a_longer_replica_after_the_shorter_leader_stops(st
 
 
 def watermarks(nodes: Nodes, node_id: int) -> str:
-    path = Path(nodes.node(node_id).folder) / "high-watermarks"
+    path = nodes.data_folder(node_id) / "high-watermarks"
     return path.read_text() if path.exists() else ""

@@ -20,7 +20,7 @@ def verify(nodes: Nodes, client: str, acks: str, messages: int, timeout_s: float
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
     ended = subprocess.run(
         [
-            *(str(CHRONIK), "verify", "--json", "--bootstrap", nodes.local.nodes[0].bootstrap),
+            *(str(CHRONIK), "verify", "--json", "--bootstrap", nodes.node(1).bootstrap),
             *("--messages", str(messages), "--partitions", "3", "--acks", acks, "--client", client),
         ],
         stdin=subprocess.DEVNULL,

@@ -1,19 +1,7 @@
-"""Record whether a test has failed, for results that are written when the test ends."""
+"""Reports of failed tests have the logs of their nodes, as for the tests of whole clusters."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from tests.cluster.support_fixtures import pytest_runtest_makereport
 
-import pytest
-
-FAILED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed:
-        item.stash[FAILED] = True
-    return report
+__all__ = ["pytest_runtest_makereport"]

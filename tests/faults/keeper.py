@@ -10,7 +10,7 @@ this process, at /proc/PID/fd/N, and disappear with it. Disks are in-memory file
 It reads JSON lines from standard input and answers each with one line:
 
     {"node": 3}                                             {"namespace": "/proc/123/fd/9"}
-    {"ways": [[3, 0, {"loss": 1.0}], ...]}                  {}         0 is the host; ways not listed are healthy again
+    {"links": [[3, 0, {"loss": 1.0}], ...]}                 {}         0 is the host; others are healthy again
     {"disk": "/path", "size_bytes": 1000000}                {}
     {"counts": true}                                        {"passed": 1000, "dropped": 10}
     any request that fails                                  {"error": "one line"}
@@ -43,7 +43,7 @@ HELD_MAX = 20_000
 """Maximum number of delayed packets; a router's buffer is bounded, too."""
 HOST = 0
 HOST_ADDRESS = 254
-GOOD: tuple[float, float, float] = (0.0, 0.0, 0.0)
+HEALTHY: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -66,7 +66,7 @@ class Keeper:
     def __init__(self, subnet: str, seed: int) -> None:
         self._subnet = subnet
         self._chance = random.Random(seed)
-        self._ways: dict[tuple[int, int], tuple[float, float, float]] = {}
+        self._links: dict[tuple[int, int], tuple[float, float, float]] = {}
         self._devices: dict[int, int] = {}
         self._nodes: dict[int, int] = {}
         self._namespaces: dict[int, int] = {}
@@ -80,22 +80,22 @@ class Keeper:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        if "node" in asked:
-            return {"namespace": f"/proc/{os.getpid()}/fd/{self._namespace(int(asked['node']))}"}
-        if "ways" in asked:
-            self._ways = {
-                (source, target): (way.get("loss", 0.0), way.get("delay_ms", 0.0), way.get("jitter_ms", 0.0))
-                for source, target, way in asked["ways"]
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "node" in request:
+            return {"namespace": f"/proc/{os.getpid()}/fd/{self._namespace(int(request['node']))}"}
+        if "links" in request:
+            self._links = {
+                (source, target): (fault.get("loss", 0.0), fault.get("delay_ms", 0.0), fault.get("jitter_ms", 0.0))
+                for source, target, fault in request["links"]
             }
             return {}
-        if "disk" in asked:
-            run("mount", "-t", "tmpfs", "-o", f"size={int(asked['size_bytes'])}", "chronik-fire", asked["disk"])
-            self._disks.append(asked["disk"])
+        if "disk" in request:
+            run("mount", "-t", "tmpfs", "-o", f"size={int(request['size_bytes'])}", "chronik-test", request["disk"])
+            self._disks.append(request["disk"])
             return {}
-        if "counts" in asked:
+        if "counts" in request:
             return {"passed": self.passed, "dropped": self.dropped}
-        raise ValueError(f"nobody knows what {asked} means")
+        raise ValueError(f"unknown request: {request}")
 
     def close(self) -> None:
         """Unmount the disks. Namespaces and devices end with the process; mounts do not."""
@@ -116,8 +116,8 @@ class Keeper:
     def _device(self, node: int, last: int) -> None:
         """Open a TUN device in the current namespace; this process holds its other end."""
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        asked = struct.pack("16sH22x", b"chrfire%d", IFF_TUN | IFF_NO_PI)
-        name = fcntl.ioctl(device, TUNSETIFF, asked)[:16].rstrip(b"\0").decode()
+        wanted = struct.pack("16sH22x", b"chronik%d", IFF_TUN | IFF_NO_PI)
+        name = fcntl.ioctl(device, TUNSETIFF, wanted)[:16].rstrip(b"\0").decode()
         run("ip", "addr", "add", f"{self._subnet}.{last}/24", "dev", name)
         run("ip", "link", "set", name, "up")
         self._devices[node] = device
@@ -134,23 +134,23 @@ class Keeper:
             self._release()
             for file in ready:
                 if file != orders:
-                    self._take(file)
+                    self._forward(file)
             if orders in ready:
                 data = os.read(orders, 65_536)
                 if not data:
                     return
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    self._obey(line)
+                    self._answer_line(line)
 
-    def _obey(self, line: bytes) -> None:
+    def _answer_line(self, line: bytes) -> None:
         try:
             answer = self.answer(json.loads(line))
         except (OSError, ValueError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)
 
-    def _take(self, device: int) -> None:
+    def _forward(self, device: int) -> None:
         source = self._nodes[device]
         for _ in range(PACKETS_AT_ONCE):
             try:
@@ -162,7 +162,7 @@ class Keeper:
             target = HOST if packet[19] == HOST_ADDRESS else packet[19]
             if target not in self._devices:
                 continue
-            loss, delay_ms, jitter_ms = self._ways.get((source, target), GOOD)
+            loss, delay_ms, jitter_ms = self._links.get((source, target), HEALTHY)
             if loss and self._chance.random() < loss:
                 self.dropped += 1
             elif not delay_ms and (source, target) not in self._due_s:
@@ -185,8 +185,8 @@ class Keeper:
         while self._held and self._held[0][0] <= now_s:
             _, _, target, packet = heapq.heappop(self._held)
             self._send(target, packet)
-        for way in [way for way, due_s in self._due_s.items() if due_s <= now_s]:
-            del self._due_s[way]
+        for link in [link for link, due_s in self._due_s.items() if due_s <= now_s]:
+            del self._due_s[link]
 
     def _send(self, target: int, packet: bytes) -> None:
         try:

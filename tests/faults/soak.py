@@ -1,6 +1,6 @@
 """`make soak`: inject faults into real processes, test limits under load, and run the simulator; then print a table.
 
-    python -m tests.faults.soak [--seconds 1800] [--seed N] [--only ACT,...]
+    python -m tests.faults.soak [--seconds 1800] [--seed N] [--only FAULT,...]
 
 At most a sixth of the given time goes to the limits at full size; runs shorter than 15 minutes skip them. A third of
 the remaining time goes to the simulator, the rest to the campaign. The exit code is 1 if anything was found. In that
@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.cluster.support_soak import SoakResults
-from tests.faults.support_acts import ACTS
 from tests.faults.support_campaign import Campaign, fresh_seed
-from tests.faults.support_stage import Stage
+from tests.faults.support_faults import CAMPAIGN
+from tests.faults.support_injector import FaultInjector, campaign_cluster
 from tests.sim.support_soak import simulate
 
 from chronik.testing.sim.runner import SCENARIOS
@@ -42,24 +42,24 @@ def main() -> int:
     options = argparse.ArgumentParser(prog="make soak")
     options.add_argument("--seconds", type=float, default=1800.0)
     options.add_argument("--seed", type=int, default=None)
-    options.add_argument("--only", type=lambda text: text.split(","), default=None, help=f"of {', '.join(ACTS)}")
-    asked = options.parse_args()
-    unknown = set(asked.only or ()) - set(ACTS)
+    options.add_argument("--only", type=lambda text: text.split(","), default=[], help=f"of {', '.join(CAMPAIGN)}")
+    chosen = options.parse_args()
+    unknown = set(chosen.only) - set(CAMPAIGN)
     if unknown:
-        options.error(f"no such act: {', '.join(sorted(unknown))}")
-    seed = fresh_seed() if asked.seed is None else asked.seed
+        options.error(f"no such fault: {', '.join(sorted(unknown))}")
+    seed = fresh_seed() if chosen.seed is None else chosen.seed
     began_s = time.monotonic()
-    ends_s = began_s + asked.seconds
-    say(f"soak for {asked.seconds:.0f} s, seed {seed} (again: make soak SEED={seed})")
+    ends_s = began_s + chosen.seconds
+    say(f"soak for {chosen.seconds:.0f} s, seed {seed} (again: make soak SEED={seed})")
     found: list[str] = []
-    if asked.only is None and asked.seconds >= LIMITS_FROM_S:
-        found += limits(asked.seconds * LIMITS_SHARE)
+    if not chosen.only and chosen.seconds >= LIMITS_FROM_S:
+        found += limits(chosen.seconds * LIMITS_SHARE)
     else:
         say("limits under load: left out of a short run; they are in make test (small) and make soak-counts (full)")
     left_s = ends_s - time.monotonic()
-    simulator_s = 0.0 if asked.only else left_s * SIMULATOR_SHARE
+    simulator_s = 0.0 if chosen.only else left_s * SIMULATOR_SHARE
     campaign = SoakResults("campaign")
-    found += play(campaign, seed, ends_s - simulator_s, asked.only)
+    found += play(campaign, seed, ends_s - simulator_s, chosen.only)
     campaign.write(passed=not found)
     simulated = SoakResults("simulator")
     if simulator_s:
@@ -71,13 +71,13 @@ def main() -> int:
     return 1 if found else 0
 
 
-def play(results: SoakResults, seed: int, until_s: float, only: list[str] | None) -> list[str]:
+def play(results: SoakResults, seed: int, until_s: float, only: list[str]) -> list[str]:
     """Run the campaign and return what it found."""
     folder = Path(tempfile.mkdtemp(prefix="chronik-soak-"))
     say(f"campaign on real processes for {until_s - time.monotonic():.0f} s, in {folder}")
     try:
-        with Stage(folder / "cluster", seed) as stage, kept_logs(stage, folder):
-            Campaign(stage, results, folder, say, only).run(until_s)
+        with campaign_cluster(folder / "cluster", seed, say) as injector, kept_logs(injector, folder):
+            Campaign(injector, seed, results, folder, say, only).run(until_s)
     except Exception:
         found = f"{traceback.format_exc()}\nseed {seed}; histories and logs are in {folder}"
         say(found)
@@ -87,13 +87,13 @@ def play(results: SoakResults, seed: int, until_s: float, only: list[str] | None
 
 
 @contextlib.contextmanager
-def kept_logs(stage: Stage, folder: Path) -> Iterator[None]:
-    """If the campaign fails, copy the nodes' logs from the disks that are removed with the stage."""
+def kept_logs(injector: FaultInjector, folder: Path) -> Iterator[None]:
+    """If the campaign fails, copy the nodes' logs from the disks that are removed with the cluster."""
     try:
         yield
     except Exception:
-        for node_id in stage.nodes.ids:
-            (folder / f"node-{node_id}.log").write_text(stage.nodes.log_text(node_id))
+        for node_id in injector.nodes.ids:
+            (folder / f"node-{node_id}.log").write_text(injector.nodes.log_text(node_id))
         raise
 
 

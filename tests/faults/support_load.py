@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
-import pytest
+from tests.cluster.support_cluster import no_surprises_in, resident_bytes
 from tests.node.support_wire import ConnectionEnded, WireClient, batch
 from tests.support.eventually import eventually
 from tests.support.node import Node
@@ -21,33 +18,13 @@ MB = 1024 * 1024
 
 
 def memory_bytes(node: Node, which: str = "VmRSS") -> int:
-    """Return the node's resident memory; with `VmHWM` its peak since the start or since `forget_peak`."""
-    with open(f"/proc/{node.pid}/status") as status:
-        for line in status:
-            if line.startswith(f"{which}:"):
-                return int(line.split()[1]) * 1024
-    raise AssertionError(f"no {which} in /proc/{node.pid}/status")
-
-
-def forget_peak(node: Node) -> int:
-    """Reset the peak to the current resident memory, and return that."""
-    with open(f"/proc/{node.pid}/clear_refs", "w") as clear:
-        clear.write("5")
-    return memory_bytes(node)
+    """Return the node's resident memory; with `VmHWM` its peak since the start or since `reset_peak`."""
+    return resident_bytes(node.pid, which)
 
 
 def no_surprises(node: Node) -> None:
     """Fail if the node logged an unexpected exception: it must reject bad input deliberately."""
-    errors: Counter[str] = Counter()
-    for line in node.log_text().splitlines():
-        if '"traceback"' in line:
-            logged = json.loads(line)
-            errors[f"{logged['event']}: {logged.get('error')}\n{logged['traceback'][-1500:]}"] += 1
-        elif line.startswith("Traceback"):
-            errors[line] += 1
-    if errors:
-        shown = "\n".join(f"{count} x {error}" for error, count in errors.most_common(3))
-        pytest.fail(f"{errors.total()} unexpected errors in the log, {len(errors)} different ones:\n{shown}")
+    no_surprises_in({"": node.log_text()})
 
 
 class HealthyClient:
@@ -70,9 +47,7 @@ class HealthyClient:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         self._thread.join(30)
         self._client.socket.close()

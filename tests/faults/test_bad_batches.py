@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import cramjam
 import pytest
 from crc32c import crc32c
+from tests.cluster.support_cluster import reset_peak
 from tests.conftest import StartNode
-from tests.faults.support_load import MB, HealthyClient, forget_peak, memory_bytes, no_surprises
+from tests.faults.support_load import MB, HealthyClient, memory_bytes, no_surprises
 from tests.node.support_wire import TIMESTAMP_MS, WireClient, batch, connect
 from tests.support.eventually import eventually
 from tests.support.node import Node
@@ -284,7 +285,7 @@ def test_a_compression_bomb_is_refused_if_decoded_and_memory_stays_bounded(bombe
                 client.call(ApiKey.LIST_OFFSETS, 7, {"replica_id": -1, "topics": topics})
 
         with HealthyClient(bombed, slowest_s_max=10.0):
-            before = forget_peak(bombed)
+            before = reset_peak(bombed.pid)
             throw()
             once = memory_bytes(bombed)
             throw()

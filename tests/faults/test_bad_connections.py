@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
+from tests.cluster.support_cluster import reset_peak
 from tests.conftest import StartNode
-from tests.faults.support_load import MB, HealthyClient, forget_peak, memory_bytes, no_surprises
+from tests.faults.support_load import MB, HealthyClient, memory_bytes, no_surprises
 from tests.node.support_wire import WireClient, batch, connect, fetch_of
 from tests.support.eventually import eventually
 from tests.support.node import Node
@@ -47,7 +48,7 @@ def refusals(node: Node) -> list[str]:
 def test_incomplete_frames_use_memory_for_received_bytes_only(crowded: Node, claimed: int) -> None:
     sent = struct.pack(">i", claimed) + b"\x00" * 100
     with HealthyClient(crowded), ExitStack() as stack:
-        before = forget_peak(crowded)
+        before = reset_peak(crowded.pid)
         for _ in range(HALF_OPEN_CONNECTIONS):
             stack.enter_context(connect(crowded)).send_bytes(sent)
         eventually(lambda: connections(crowded) > HALF_OPEN_CONNECTIONS, what="the node has accepted them all")
@@ -61,7 +62,7 @@ def test_concurrent_large_frames_stay_within_the_memory_budget_of_the_node(start
     large = batch(bytes(8 * MB))
     with HealthyClient(node), ExitStack() as stack, ThreadPoolExecutor(20) as threads:
         topic = stack.enter_context(connect(node)).new_topic()
-        before = forget_peak(node)
+        before = reset_peak(node.pid)
         clients = [stack.enter_context(connect(node, timeout_s=30)) for _ in range(20)]
         answers = [threads.submit(client.produce, topic, large, timeout_ms=30_000) for client in clients]
         assert sorted(answer.result().base_offset for answer in answers) == list(range(20))
@@ -93,7 +94,7 @@ def test_a_consumer_that_does_not_read_its_responses_uses_bounded_memory(crowded
         topic = producer.new_topic()
         for _ in range(40):
             producer.append(topic, bytes(1_000_000))
-        before = forget_peak(crowded)
+        before = reset_peak(crowded.pid)
         with connect(crowded) as reader:
             reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
             request = fetch_of((topic, 0, 0), max_bytes=50 * MB, partition_max_bytes=50 * MB)
@@ -115,7 +116,7 @@ def test_consumers_that_do_not_read_their_responses_share_one_memory_budget(star
         topic = producer.new_topic()
         for _ in range(20):
             producer.append(topic, bytes(1_000_000))
-        before = forget_peak(node)
+        before = reset_peak(node.pid)
         for _ in range(50):
             reader = stack.enter_context(connect(node))
             reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
@@ -135,7 +136,7 @@ def test_a_consumer_that_does_not_read_its_responses_is_closed_when_idle_too_lon
     with connect(node) as reader:
         reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         reader.send_fetch(fetch_of((topic, 0, 0), max_bytes=50 * MB, partition_max_bytes=50 * MB))
-        eventually(lambda: connections(node) == 0, timeout_s=30, what="the node lets go of it")
+        eventually(lambda: connections(node) == 0, timeout_s=30, what="the node closes it")
 
 
 def test_a_connection_beyond_the_limit_is_refused_and_open_connections_keep_working(start_node: StartNode) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.support_soak import SoakResults
-from tests.faults.support_acts import ACTS, ALONE, HARD, SOFT
-from tests.faults.support_campaign import Campaign, fresh_seed
-from tests.faults.support_programme import programme
-from tests.faults.support_stage import Stage
+from tests.faults.support_campaign import Campaign, fresh_seed, schedule
+from tests.faults.support_faults import ALONE, CAMPAIGN, HARD, SOFT
+from tests.faults.support_injector import campaign_cluster
 
-ACTS_PLAYED = 3
+STEPS = 3
 SECONDS_MAX = 40.0
 
 
@@ -26,21 +25,21 @@ def test_a_short_campaign_of_single_and_combined_faults_loses_no_record(tmp_path
     seed = fresh_seed()
     print(f"seed {seed}")
     results = SoakResults("campaign")
-    with Stage(tmp_path / "cluster", seed) as stage:
-        stage.hold_s = (1.0, 3.0)
-        Campaign(stage, results, tmp_path, print).run(time.monotonic() + SECONDS_MAX, ACTS_PLAYED)
+    with campaign_cluster(tmp_path / "cluster", seed, print) as injector:
+        injector.hold_s = (1.0, 3.0)
+        Campaign(injector, seed, results, tmp_path, print).run(time.monotonic() + SECONDS_MAX, STEPS)
     assert results.faults.total() >= 1
 
 
-def test_a_programme_plays_every_act_alone_and_combines_only_compatible_acts() -> None:
+def test_a_schedule_has_every_fault_alone_and_combines_only_compatible_ones() -> None:
     kinds = (list(HARD), list(SOFT), list(ALONE))
-    played = list(islice(programme(random.Random(1), *kinds), 2 * len(ACTS)))
-    assert {names[0] for names in played if len(names) == 1} == ACTS.keys()
-    mixes = [names for names in played if len(names) > 1]
+    steps = list(islice(schedule(random.Random(1), *kinds), 2 * len(CAMPAIGN)))
+    assert {names[0] for names in steps if len(names) == 1} == CAMPAIGN.keys()
+    mixes = [names for names in steps if len(names) > 1]
     assert any(set(names) & HARD.keys() for names in mixes) and any(set(names) & ALONE.keys() for names in mixes)
     for names in mixes:
         assert len(set(names)) == len(names)
         if set(names) & ALONE.keys():
             assert not set(names) & HARD.keys()
-    assert played == list(islice(programme(random.Random(1), *kinds), 2 * len(ACTS)))
-    assert set(islice(programme(random.Random(1), *kinds, only=["kill-all"]), 5)) == {("kill-all",)}
+    assert steps == list(islice(schedule(random.Random(1), *kinds), 2 * len(CAMPAIGN)))
+    assert set(islice(schedule(random.Random(1), *kinds, only=["kill-all"]), 5)) == {("kill-all",)}

@@ -1,4 +1,4 @@
-"""Damaged files when a node starts: it serves the intact data, or says in one line why it cannot start."""
+"""Damaged files when a node starts: it serves the intact data, or exits with one line that gives the reason."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from tests.faults.support_load import no_surprises
 from tests.node.support_wire import connect
 from tests.support.node import Node, NodeFailed
 
-from chronik.testing.fuzz.log_files import BrokenLog, fuzz_logs
-from chronik.testing.fuzz.node_files import BrokenFiles, fuzz_folders, fuzz_raft_stores
-from chronik.testing.fuzz.spoilt_files import spoil
+from chronik.testing.fuzz import BrokenPromise
+from chronik.testing.fuzz.file_damage import damage_file
+from chronik.testing.fuzz.log_files import fuzz_logs
+from chronik.testing.fuzz.node_files import fuzz_folders, fuzz_raft_stores
 from chronik.wire.batch import check_batches
 from chronik.wire.errors import KafkaError
 
@@ -28,7 +29,7 @@ def fuzz(count: int) -> Counter[str]:
     try:
         outcomes = fuzz_logs(count, SEED)
         return outcomes + fuzz_folders(count, SEED) + fuzz_raft_stores(count, SEED)
-    except (BrokenLog, BrokenFiles) as broken:
+    except BrokenPromise as broken:
         pytest.fail(str(broken))
 
 
@@ -64,22 +65,24 @@ def start_spoilt(folder: Path, seed: int) -> str:
         else:
             node.terminate()
         files = sorted(path for path in node.data_dir.rglob("*") if path.is_file() and path.name != "lock")
-        told = "; ".join(spoil(chance, [path for path in files if path.exists()]) for _ in range(chance.choice((1, 2))))
+        damages = "; ".join(
+            damage_file(chance, [path for path in files if path.exists()]) for _ in range(chance.choice((1, 2)))
+        )
         try:
             node.start()
         except NodeFailed as failed:
             log = node.log_text()
-            assert "exited 2 before" in str(failed) and "Traceback" not in log, f"{told}\n{failed}"
+            assert "exited 2 before" in str(failed) and "Traceback" not in log, f"{damages}\n{failed}"
             lines = [line for line in log.splitlines() if line.startswith("chronik: ") and "is ready" not in line]
-            assert len(lines) == 1, f"{told}\n{log}"
+            assert len(lines) == 1, f"{damages}\n{log}"
             return "refused"
-        return _check_served(node, told)
+        return _check_served(node, damages)
     finally:
         if node.is_running:
             node.kill()
 
 
-def _check_served(node: Node, told: str) -> str:
+def _check_served(node: Node, damages: str) -> str:
     served: dict[int, bytes] = {}
     is_given_away = False
     with connect(node) as client:
@@ -96,11 +99,11 @@ def _check_served(node: Node, told: str) -> str:
                 continue
             served[offset] = bytes(fetched.records)
     for offset, records in served.items():
-        assert b"record-%d" % offset * 10 in records, f"{told}: offset {offset} holds {records!r}"
+        assert b"record-%d" % offset * 10 in records, f"{damages}: offset {offset} holds {records!r}"
     no_surprises(node)
     log = node.log_text()
-    is_told = any(f'"{event}"' in log for event in ("log_damaged", "log_open_failed", "read_failed"))
-    assert len(served) == RECORDS or is_given_away or is_told, told
+    is_logged = any(f'"{event}"' in log for event in ("log_damaged", "log_open_failed", "read_failed"))
+    assert len(served) == RECORDS or is_given_away or is_logged, damages
     return "whole" if len(served) == RECORDS else "damaged"
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.support_cluster import fill_disk, limit_files
 from tests.conftest import StartNode
 from tests.faults.support_load import MB, Account, Found, Writer, no_surprises
 from tests.node.support_wire import WireClient, batch, connect
@@ -22,17 +22,11 @@ FILE_BYTES_MAX = 2 * MB
 DISK_BYTES = 48 * MB
 
 
-def limit_files(node: Node, size_bytes: int | None) -> None:
-    """Limit the size of every file of the node; None removes the limit."""
-    _, hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
-
-
 def fill(node: Node, topic: str, acks: int) -> Account:
     """Write until the node reports an error; every error must be the one for a full disk."""
     account = Account(topic, 0)
     writer = Writer(node, account, f"fill-{acks}", acks=acks)
-    eventually(lambda: len(account.errors) >= 5, timeout_s=30, what="producers are told of the full disk")
+    eventually(lambda: len(account.errors) >= 5, timeout_s=30, what="producers receive the error of a full disk")
     writer.stop()
     assert set(account.errors) == {ErrorCode.kafka_storage_error}
     assert account.acknowledged
@@ -54,12 +48,12 @@ def writes_again(client: WireClient, topic: str) -> int:
 def test_a_log_at_the_file_size_limit_refuses_writes_and_recovers_without_a_restart(node: Node, acks: int) -> None:
     with connect(node) as client:
         topic, other = client.new_topic(), client.new_topic()
-        limit_files(node, FILE_BYTES_MAX)
+        limit_files(node.pid, FILE_BYTES_MAX)
         account = fill(node, topic, acks)
         # Other partitions still accept writes, and everything can be read.
         assert client.append(other, b"still works") == 0
         account.check(Found.of(client.records(topic)))
-        limit_files(node, None)
+        limit_files(node.pid, None)
         writes_again(client, topic)
         account.check(Found.of(client.records(topic)))
     no_surprises(node)
@@ -95,7 +89,7 @@ def test_a_node_on_a_full_disk_refuses_writes_and_recovers_without_a_restart(
     with connect(node) as client:
         topic = client.new_topic()
         client.append(topic, b"first")
-        _fill_up(ballast, leave_bytes=6 * MB)
+        fill_disk(ballast, leave_bytes=6 * MB)
         account = fill(node, topic, acks=-1)
         account.check(Found.of(client.records(topic)))
         # Requests that need the disk fail with an error; other requests succeed.
@@ -121,21 +115,12 @@ def test_a_node_on_a_full_disk_stops_cleanly_and_starts_after_space_is_freed(
     node = start_node(data_dir=str(small_disk / "data"))
     with connect(node) as client:
         topic = client.new_topic()
-        _fill_up(ballast, leave_bytes=4 * MB)
+        fill_disk(ballast, leave_bytes=4 * MB)
         account = fill(node, topic, acks=-1)
-        _fill_up(small_disk / "rest", leave_bytes=0)
+        fill_disk(small_disk / "rest", leave_bytes=0)
     node.terminate()
     ballast.unlink()
     node.start()
     with connect(node) as client:
         account.check(Found.of(client.records(topic)))
         writes_again(client, topic)
-
-
-def _fill_up(ballast: Path, leave_bytes: int) -> None:
-    """Fill the disk, leaving `leave_bytes` free."""
-    with ballast.open("wb") as file:
-        disk = os.statvfs(ballast.parent)
-        wanted = disk.f_bavail * disk.f_frsize - leave_bytes
-        if wanted > 0:
-            os.posix_fallocate(file.fileno(), 0, wanted)

@@ -17,20 +17,19 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_disks import SlowNodes
+from tests.cluster.support_fixtures import FAILED, nodes_of
 from tests.cluster.support_recorder import number
 from tests.cluster.support_soak import SoakResults
 from tests.cluster.support_workload import Workload
-from tests.faults.conftest import FAILED
-from tests.faults.support_limits import (
+from tests.faults.support_overload import (
     MB,
     OUTCOME_TIMEOUT_S,
     Flood,
     Member,
     SlowReaders,
-    forget_peaks,
     highest_growth_mb,
     new_group,
+    reset_peaks,
 )
 from tests.node.support_wire import WireClient
 from tests.support.eventually import eventually
@@ -63,10 +62,10 @@ def size(request: pytest.FixtureRequest) -> Size:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, size: Size) -> Iterator[SlowNodes]:
-    with SlowNodes(tmp_path / "cluster", size.nodes, {"in_flight_bytes_max": IN_FLIGHT_BYTES_MAX}) as nodes:
-        nodes.start_all()
-        yield nodes
+def nodes(request: pytest.FixtureRequest, tmp_path: Path, size: Size) -> Iterator[Nodes]:
+    settings = {"in_flight_bytes_max": IN_FLIGHT_BYTES_MAX}
+    nodes = Nodes(tmp_path / "cluster", size.nodes, settings, disk_switches=True)
+    yield from nodes_of(request.config, nodes)
 
 
 @pytest.fixture
@@ -106,7 +105,7 @@ def is_readable_to(client: WireClient, topic: str, offset: int) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_a_producer_faster_than_the_disk(nodes: SlowNodes, size: Size, beside: Beside, results: SoakResults) -> None:
+def test_a_producer_faster_than_the_disk(nodes: Nodes, size: Size, beside: Beside, results: SoakResults) -> None:
     """The producer's requests wait for the sync, the node stops reading from it, and the producer's queue fills up.
 
     With acks=1 the producer is as fast as the leader's disk and leaves the followers behind, so it has its own topic.
@@ -114,17 +113,16 @@ def test_a_producer_faster_than_the_disk(nodes: SlowNodes, size: Size, beside: B
     topics = {acks: nodes.new_topic(1) for acks in ("all", "1")}
     floods = [Flood(nodes.bootstrap, topics[acks], acks) for acks in ("all", "all", "1")]
     with beside() as other:
-        switches = [nodes.slow_syncs(node_id) for node_id in nodes.ids]
-        for switch in switches:
-            switch.write_text("300")
-        before = forget_peaks(nodes)
+        for node_id in nodes.ids:
+            nodes.slow_syncs(node_id, 300)
+        before = reset_peaks(nodes)
         with ThreadPoolExecutor(len(floods)) as threads:
             running = [threads.submit(flood.run, size.of(3, 30)) for flood in floods]
             other.proceed(BESIDE_RECORDS)
             for flood in running:
                 flood.result()
-        for switch in switches:
-            switch.unlink()
+        for node_id in nodes.ids:
+            nodes.cure(node_id)
         memory_is_bounded(nodes, before, results, 2 * IN_FLIGHT_BYTES_MAX / MB + 60)
     assert list(chain.from_iterable(flood.failed for flood in floods)) == []
     for topic in topics.values():
@@ -143,7 +141,7 @@ def test_a_hundred_slow_consumers(nodes: Nodes, size: Size, beside: Beside, resu
         for _ in range(records):
             producer.append(topic, bytes(200_000))
     with beside() as other:
-        before = forget_peaks(nodes)
+        before = reset_peaks(nodes)
         readers = SlowReaders(nodes, topic, 100)
         eventually(lambda: readers.sips > 1_000, timeout_s=60, what="they have begun to read")
         other.proceed(BESIDE_RECORDS)
@@ -162,7 +160,7 @@ def test_a_group_of_two_hundred_members_that_rebalances(
     partitions, leave_at_once = 250, 10
     group = new_group()
     with beside() as other, ThreadPoolExecutor(200) as threads:
-        before = forget_peaks(nodes)
+        before = reset_peaks(nodes)
         members = list(threads.map(lambda _: Member(nodes, group, partitions), range(200)))
         list(threads.map(Member.join, members))
         for round_ in range(size.of(2, 10)):
@@ -170,7 +168,7 @@ def test_a_group_of_two_hundred_members_that_rebalances(
             owned = sorted(chain.from_iterable(member.assigned for member in members))
             assert owned == list(range(partitions)), f"round {round_}"
             leaving, members = members[:leave_at_once], members[leave_at_once:]
-            list(threads.map(Member.leave, leaving))
+            list(threads.map(Member.end, leaving))
         other.proceed(BESIDE_RECORDS)
         memory_is_bounded(nodes, before, results, 80)
         for member in members:
@@ -195,7 +193,7 @@ def test_records_of_a_megabyte(nodes: Nodes, size: Size, beside: Beside, results
     failed: list[KafkaError] = []
     too_large: list[KafkaError] = []
     with beside() as other:
-        before = forget_peaks(nodes)
+        before = reset_peaks(nodes)
         producer = Producer(
             {"bootstrap.servers": nodes.bootstrap, "message.max.bytes": 20_000_000, "linger.ms": 0, "log_level": 2}
         )
@@ -240,7 +238,7 @@ def test_thousands_of_partitions(nodes: Nodes, size: Size, beside: Beside, resul
     partitions = size.of(500, 5_000)
     failed: list[KafkaError] = []
     with beside() as other:
-        before = forget_peaks(nodes)
+        before = reset_peaks(nodes)
         topics = [nodes.new_topic(min(1_000, partitions)) for _ in range(-(-partitions // 1_000))]
         producer = Producer({"bootstrap.servers": nodes.bootstrap, "acks": "all", "log_level": 2})
         for topic in topics:

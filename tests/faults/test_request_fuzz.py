@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from chronik.node.serving.connection import Request
 from chronik.observe.logging import Logger
 from chronik.storage.log import Log
 from chronik.testing.fuzz.campaign import Result, campaign
-from chronik.testing.fuzz.findings import Finding, replay
-from chronik.testing.fuzz.fuzzer import Fuzzer
-from chronik.testing.fuzz.samples import Sample
+from chronik.testing.fuzz.fuzzer import Finding, Fuzzer, replay
 from chronik.wire.api import ApiKey
 
 FINDINGS = sorted((Path(__file__).parent / "findings").glob("*.txt"))
@@ -69,18 +66,11 @@ def test_a_finding_is_read_back_unchanged_from_its_file(tmp_path: Path) -> None:
 # -- the fuzzer finds planted bugs -------------------------------------------------------------------------------------
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bug: Callable[..., Any]) -> None:
-    monkeypatch.setattr(owner, name, bug)
-
-
 def found_with(*keys: ApiKey) -> str | None:
     """Run the valid requests of these APIs and the final crash; return the first failure, if any."""
     fuzzer = Fuzzer(SEED)
 
-    def wanted(sample: Sample) -> bool:
-        return sample.key in keys
-
-    for sample in filter(wanted, fuzzer.samples):
+    for sample in [sample for sample in fuzzer.samples if sample.key in keys]:
         found = fuzzer.run(b"\x00" + sample.frame)
         if found is not None:
             return found.broken
@@ -100,7 +90,7 @@ def test_the_fuzzer_finds_an_exception_in_a_handler(monkeypatch: pytest.MonkeyPa
         return await answer_cold(handler, request, log)
 
     assert found_with(ApiKey.HEARTBEAT) is None
-    planted(monkeypatch, server, "answer_cold", answer)
+    monkeypatch.setattr(server, "answer_cold", answer)
     assert "ZeroDivisionError" in (found_with(ApiKey.HEARTBEAT) or "")
 
 
@@ -111,7 +101,7 @@ def test_the_fuzzer_finds_a_response_that_does_not_parse(monkeypatch: pytest.Mon
         answer, failed = await answer_cold(handler, request, log)
         return (answer[:-1] if handler.api.key is ApiKey.METADATA else answer), failed
 
-    planted(monkeypatch, server, "answer_cold", cut)
+    monkeypatch.setattr(server, "answer_cold", cut)
     assert "does not parse" in (found_with(ApiKey.METADATA) or "")
 
 
@@ -122,7 +112,7 @@ def test_the_fuzzer_finds_a_request_without_a_response(monkeypatch: pytest.Monke
         if handler.api.key is not ApiKey.HEARTBEAT:
             await run_cold(self, handler, request, reply, body)
 
-    planted(monkeypatch, server.Server, "_run_cold", silent)
+    monkeypatch.setattr(server.Server, "_run_cold", silent)
     assert "no answer to API 12" in (found_with(ApiKey.HEARTBEAT) or "")
 
 
@@ -135,7 +125,7 @@ def test_the_fuzzer_finds_a_connection_that_is_closed_without_a_reason(monkeypat
         else:
             run_request(self, connection, frame)
 
-    planted(monkeypatch, server.Server, "run_request", abort)
+    monkeypatch.setattr(server.Server, "run_request", abort)
     assert "without a word" in (found_with(ApiKey.HEARTBEAT) or "")
 
 
@@ -157,5 +147,5 @@ def test_the_fuzzer_finds_an_acknowledged_record_that_a_crash_loses(monkeypatch:
         job = sync_job(self)
         return job if job is None or not self.folder.endswith("kept-0") else NoSync(job)
 
-    planted(monkeypatch, Log, "sync_job", pretended)
+    monkeypatch.setattr(Log, "sync_job", pretended)
     assert "acknowledged records" in (found_with(ApiKey.HEARTBEAT) or "")

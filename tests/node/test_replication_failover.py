@@ -212,7 +212,7 @@ async def test_end_offsets_are_unavailable_until_the_watermark_reaches_the_epoch
     assert (await cluster[2].end_offset())["error_code"] is ErrorCode.offset_not_available
     assert (await cluster[2].consume(0)).error_code == ErrorCode.offset_not_available
     waiting = asyncio.ensure_future(cluster[2].consume(0, max_wait_ms=5_000))
-    await asyncio.sleep(0.01)
+    await until(lambda: cluster[2].partition._waits.fetches, "the fetch waits")
     assert not waiting.done()
     cluster.heal()
     response = await waiting
@@ -243,7 +243,7 @@ async def test_end_offsets_never_decrease_while_a_leader_has_too_few_replicas(cl
 async def test_a_leader_without_a_lease_refuses_all_requests(cluster: Cluster) -> None:
     await cluster[1].produce(b"first")
     waiting = asyncio.ensure_future(cluster[1].consume(1, max_wait_ms=60_000))
-    await asyncio.sleep(0.01)
+    await until(lambda: cluster[1].partition._waits.fetches, "the fetch waits")
     cluster[1].has_lease = False
     assert (await cluster[1].consume(0)).error_code == ErrorCode.not_leader_or_follower
     assert (await cluster[1].end_offset())["error_code"] is ErrorCode.not_leader_or_follower
@@ -306,7 +306,11 @@ async def test_a_fenced_broker_does_not_join_the_isr(cluster: Cluster) -> None:
     cluster.fence(3)
     await cluster[1].produce(b"first")
     await until(lambda: cluster[3].partition.log_end_offset == 1)
-    await asyncio.sleep(0.6)
+    sent: list[int] = []
+    wire = cluster[3].wires[-1]
+    send = wire.send
+    wire.send = lambda key, version, body: sent.append(key) or send(key, version, body)  # type: ignore[method-assign,func-returns-value]
+    await until(lambda: len(sent) >= 2, "the leader gets two fetches from the end of its log")
     assert set(cluster.state.isr) == {1, 2}
     cluster.register(3)
     await until(lambda: set(cluster.state.isr) == {1, 2, 3})

@@ -45,8 +45,7 @@ def watermark_is_the_log_end() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def offset_is_loaded_and_later_stored() -> Iterator[None]:
+def offset_is_loaded_and_later_stored() -> AbstractContextManager[Any]:
     """The next offset is read when a batch arrives and stored in a later callback: batches in between share it."""
     append = Log.append
 
@@ -63,24 +62,20 @@ def offset_is_loaded_and_later_stored() -> Iterator[None]:
         asyncio.get_running_loop().call_soon(store)
         return result
 
-    with patch.object(Log, "append", append_with_a_race):
-        yield
+    return patch.object(Log, "append", append_with_a_race)
 
 
-@contextmanager
-def recovery_trusts_every_batch() -> Iterator[None]:
+def recovery_trusts_every_batch() -> AbstractContextManager[Any]:
     """Recovery after a crash accepts a batch as intact if its header is there."""
 
     def scan(*args: Any) -> Iterator[Any]:
         for batch in scan_batches(*args):
             yield batch._replace(intact=True)
 
-    with patch.object(recovery, "scan_batches", scan):
-        yield
+    return patch.object(recovery, "scan_batches", scan)
 
 
-@contextmanager
-def new_segment_without_folder_sync() -> Iterator[None]:
+def new_segment_without_folder_sync() -> AbstractContextManager[Any]:
     """The file of a new segment is synced, but its folder entry is not."""
     run = SyncJob.run
 
@@ -88,12 +83,10 @@ def new_segment_without_folder_sync() -> Iterator[None]:
         job.folders = ()
         run(job)
 
-    with patch.object(SyncJob, "run", run_without_folders):
-        yield
+    return patch.object(SyncJob, "run", run_without_folders)
 
 
-@contextmanager
-def producers_are_forgotten() -> Iterator[None]:
+def producers_are_forgotten() -> AbstractContextManager[Any]:
     """The last batches of idempotent producers do not survive a restart."""
 
     def forget(log: Log, *args: Any) -> None:
@@ -101,22 +94,19 @@ def producers_are_forgotten() -> Iterator[None]:
         log.producers = ProducerStates(log.config.producer_expiration_ms)
 
     original: Callable[..., None] = Log.__init__
-    with patch.object(Log, "__init__", forget):
-        yield
+    return patch.object(Log, "__init__", forget)
 
 
-@contextmanager
-def refusals_are_forgotten() -> Iterator[None]:
+def refusals_are_forgotten() -> AbstractContextManager[Any]:
     """Batches that follow a rejected batch are treated as out of order, which makes real clients start a new epoch."""
 
     def forget(partition: Partition, *args: Any) -> None:
         return
 
-    with patch.object(Partition, "refused", forget):
-        yield
+    return patch.object(Partition, "refused", forget)
 
 
-Planted = Callable[[], AbstractContextManager[None]]
+Planted = Callable[[], AbstractContextManager[Any]]
 
 PLANTED: dict[Planted, int] = {
     acknowledged_before_the_sync: 10,

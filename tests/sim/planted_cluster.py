@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -22,8 +22,7 @@ from chronik.replication.leader import PartitionLeader
 from chronik.testing.sim import raft_store
 
 
-@contextmanager
-def watermark_is_the_leaders_end() -> Iterator[None]:
+def watermark_is_the_leaders_end() -> AbstractContextManager[Any]:
     """The high watermark follows the leader's own log and ignores the other replicas of the ISR."""
 
     def advance(leader: PartitionLeader) -> bool:
@@ -32,12 +31,10 @@ def watermark_is_the_leaders_end() -> Iterator[None]:
         leader.high_watermark = leader._own_end
         return True
 
-    with patch.object(PartitionLeader, "_advance", advance):
-        yield
+    return patch.object(PartitionLeader, "_advance", advance)
 
 
-@contextmanager
-def replicas_count_before_the_sync() -> Iterator[None]:
+def replicas_count_before_the_sync() -> AbstractContextManager[Any]:
     """Under `synced`, records in a replica's memory count as durable: acknowledged before any disk has them."""
     original = Partition.__init__
 
@@ -45,13 +42,12 @@ def replicas_count_before_the_sync() -> Iterator[None]:
         original(partition, *args, **kwargs)
         partition.acknowledges_unsynced = True
 
-    with patch.object(Partition, "__init__", init):
-        yield
+    return patch.object(Partition, "__init__", init)
 
 
 @contextmanager
 def vote_is_not_durable() -> Iterator[None]:
-    """Term and vote are only written with the next entries, so a restarted node forgets its vote, and no mark tells."""
+    """Term and vote are only written with the next entries, so a restarted node forgets its vote."""
 
     def stored(before: StoredState, persist: Persist) -> StoredState:
         after = stored_after(before, persist)
@@ -86,8 +82,7 @@ def truncation_by_watermark() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def isr_removal_counts_before_its_commit() -> Iterator[None]:
+def isr_removal_counts_before_its_commit() -> AbstractContextManager[Any]:
     """A leader stops waiting for a replica when it proposes to remove it, not when the controller has agreed."""
     propose = InSyncReplicas.propose
 
@@ -96,19 +91,16 @@ def isr_removal_counts_before_its_commit() -> Iterator[None]:
         propose(isr, members)
         isr.maximal = members
 
-    with patch.object(InSyncReplicas, "propose", propose_and_count):
-        yield
+    return patch.object(InSyncReplicas, "propose", propose_and_count)
 
 
-@contextmanager
-def stale_leader_serves() -> Iterator[None]:
+def stale_leader_serves() -> AbstractContextManager[Any]:
     """No node checks the lease: a leader that was paused or cut off answers as if it still led."""
 
     def always(member: ClusterMember) -> bool:
         return True
 
-    with patch.object(ClusterMember, "lease_is_valid", always):
-        yield
+    return patch.object(ClusterMember, "lease_is_valid", always)
 
 
 PLANTED_IN_CLUSTER: dict[Planted, tuple[int, int]] = {

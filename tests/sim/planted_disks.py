@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -22,8 +22,7 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.storage import recovery
 from chronik.storage.folder import DataFolder
 from chronik.storage.log import Log
-from chronik.testing.sim.bad_disks import BadDisks
-from chronik.testing.sim.three_nodes import ThreeNodes
+from chronik.testing.sim.cluster_scenarios import BadDisks, ThreeNodes
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
@@ -93,15 +92,13 @@ def _not_written(error: Exception) -> KafkaError:
     return KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}")
 
 
-@contextmanager
-def coordinator_answers_without_lease() -> Iterator[None]:
+def coordinator_answers_without_lease() -> AbstractContextManager[Any]:
     """A coordinator that is cut off from the other nodes keeps answering its groups."""
 
     def at_once(groups: GroupService, group_id: str) -> GroupCoordinator:
         return groups._coordinator
 
-    with patch.object(GroupService, "_authority", at_once):
-        yield
+    return patch.object(GroupService, "_authority", at_once)
 
 
 @contextmanager
@@ -122,26 +119,22 @@ def cluster_is_founded_beside_logs() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def synced_end_is_not_read() -> Iterator[None]:
+def synced_end_is_not_read() -> AbstractContextManager[Any]:
     """A log that lost batches of the last seconds looks as if a crash had torn it, and may lead."""
 
     def nothing(*_: Any) -> int:
         return 0
 
-    with patch.object(recovery, "read_synced_end", nothing):
-        yield
+    return patch.object(recovery, "read_synced_end", nothing)
 
 
-@contextmanager
-def metadata_mark_is_not_read() -> Iterator[None]:
+def metadata_mark_is_not_read() -> AbstractContextManager[Any]:
     """A node votes with a Raft store that lost its last writes."""
 
     def nothing(*_: Any) -> None:
         return None
 
-    with patch.object(metadata_mark, "read_numbers", nothing):
-        yield
+    return patch.object(metadata_mark, "read_numbers", nothing)
 
 
 class Found(NamedTuple):
@@ -153,12 +146,12 @@ class Found(NamedTuple):
 
 
 PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
-    empty_or_short_replica_leads: Found(BadDisks.name, 12, "and committed is up to"),
+    empty_or_short_replica_leads: Found(BadDisks.name, 12, "is committed"),
     sick_disk_keeps_its_offices: Found(BadDisks.name, 15, "nothing was acknowledged for"),
     damaged_replica_is_kept: Found(BadDisks.name, 1, "is whole again"),
-    coordinator_answers_without_lease: Found(ThreeNodes.name, 12, "had been told to be committed"),
+    coordinator_answers_without_lease: Found(ThreeNodes.name, 12, "received committed offset"),
     cluster_is_founded_beside_logs: Found(BadDisks.name, 14, "both lead"),
-    synced_end_is_not_read: Found(BadDisks.name, 60, "and committed is up to"),
+    synced_end_is_not_read: Found(BadDisks.name, 60, "is committed"),
     metadata_mark_is_not_read: Found(BadDisks.name, 81, "all nodes are ready again"),
 }
 """Hits are far apart, so each test runs one seed. docs/simulator.md lists how often each bug is found."""

@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 from chronik.client.topics import Topics
 from chronik.storage.folder import DataFolder
-from chronik.testing.sim.appender import Appender
-from chronik.testing.sim.client import SimClient
+from chronik.testing.sim.client import Service, SimClient
 from chronik.testing.sim.history import History
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode, node_config
+from chronik.testing.sim.producer import Appender
 from chronik.testing.sim.world import World
 from chronik.wire.errors import KafkaError
 
@@ -25,7 +25,7 @@ class ScriptedClient(SimClient):
     """Runs the given steps once."""
 
     def __init__(self, world: World, node: SimNode, steps: Steps) -> None:
-        super().__init__("scripted", world, History(world), [(node.host.address, 9092)])
+        super().__init__("scripted", Service(world, History(world), [(node.host.address, 9092)]))
         self._steps = steps
 
     async def work(self) -> None:

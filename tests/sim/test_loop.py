@@ -222,7 +222,7 @@ def test_a_process_that_dies_inside_a_call_runs_no_further_code(machines: Machin
             reached.append("finally")
 
     host = machines.hosts[0]
-    host.on_moment = lambda host, moment: host.kill() if moment == "disk.written" else None
+    host.on_crash_point = lambda host, point: host.kill() if point == "disk.written" else None
     machines.begin(main())
     machines.pass_time(1)
     assert reached == [] and not machines.process().is_alive

@@ -247,14 +247,14 @@ def test_a_buffer_that_changes_after_it_was_written_is_a_violation(machines: Mac
 
 def test_a_reset_closes_the_connection_at_both_ends(machines: Machines) -> None:
     pair = Pair(machines)
-    machines.network.reset_some((machines.hosts[0],), 1.0)
+    machines.network.reset_some(machines.hosts[0], 1.0)
     machines.pass_time(1)
     assert pair.client.events == pair.server.events == ["made", "ConnectionResetError"]
 
 
 def test_a_silenced_connection_stays_open_and_carries_nothing(machines: Machines) -> None:
     pair = Pair(machines, echoes=True)
-    machines.network.silence_some((machines.hosts[0],), 1.0)
+    machines.network.silence_some(machines.hosts[0], 1.0)
     pair.write(b"x")
     machines.pass_time(100)
     assert pair.server.received == b"" and pair.client.events == ["made"]

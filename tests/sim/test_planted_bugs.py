@@ -8,8 +8,8 @@ from tests.sim.planted_cluster import PLANTED_IN_CLUSTER
 from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS
 
 from chronik.testing.sim import Report, run_seed
-from chronik.testing.sim.single_node import SingleNode
-from chronik.testing.sim.three_nodes import ThreeNodes
+from chronik.testing.sim.cluster_scenarios import ThreeNodes
+from chronik.testing.sim.scenario import SingleNode
 
 
 def first_violation(plant: Planted, scenario: str, seeds: range) -> Report | None:

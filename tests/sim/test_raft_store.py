@@ -28,18 +28,18 @@ def write(term: int) -> Persist:
 @pytest.mark.parametrize("crash_at", range(1, 30, 2))
 def test_writes_survive_a_crash_at_any_operation(power: bool, crash_at: int) -> None:
     machines = Machines(seed=crash_at, count=1)
-    moments = returned = 0
+    points = returned = 0
 
-    def strike(host: Host, moment: str) -> None:
-        nonlocal moments
-        moments += 1
-        if moments == crash_at:
+    def strike(host: Host, point: str) -> None:
+        nonlocal points
+        points += 1
+        if points == crash_at:
             if power:
                 host.power_off()
             else:
                 host.kill()
 
-    machines.hosts[0].on_moment = strike
+    machines.hosts[0].on_crash_point = strike
     try:
         store, _ = opened(machines)
         for term in range(1, 4):
@@ -47,7 +47,7 @@ def test_writes_survive_a_crash_at_any_operation(power: bool, crash_at: int) -> 
             returned = term
     except Crashed:
         machines.restart()
-    machines.hosts[0].on_moment = None
+    machines.hosts[0].on_crash_point = None
     _, stored = opened(machines)
     assert stored.hard_state.term in (returned, returned + 1)
     assert [entry.index for entry in stored.entries] == list(range(1, stored.hard_state.term + 1))

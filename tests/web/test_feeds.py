@@ -40,7 +40,7 @@ def test_feeds_do_not_run_without_listeners() -> None:
         node = CountingNode()
         hub = EventHub(node)
         makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node), ("topics", ""): lambda: TopicsFeed(node)}
-        await asyncio.sleep(0.3)
+        assert asyncio.all_tasks() == {asyncio.current_task()}  # no feed runs
         assert node.reads == 0
         first, second = hub.listen(makers), hub.listen(makers)
         async with asyncio.timeout(10):
@@ -56,9 +56,9 @@ def test_feeds_do_not_run_without_listeners() -> None:
         for feed in feeds:
             await feed.stopped()
         reads = node.reads
-        await asyncio.sleep(1.2)
-        assert node.reads == reads
+        assert asyncio.all_tasks() == {asyncio.current_task()}
         await hub.close()
+        assert node.reads == reads
 
     asyncio.run(run())
 

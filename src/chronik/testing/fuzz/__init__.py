@@ -5,14 +5,18 @@
     damage        ways to corrupt bytes: flips, absurd counts, wrong sizes, invalid batches with a valid checksum
     mutator       the next input: built from samples, odd values and damage, or from inputs that the engine kept
     connection    one connection without a network: bytes in, bytes out
-    answers       the oracle of one connection: responses are well-formed and match the requests
+    responses     the oracle of one connection: responses are well-formed and match the requests
     fuzzed_node   the node in its simulated machine, with a healthy client beside the bad ones
     session       inputs in sequence on one node, a crash at the end, and invariants that hold throughout
-    findings      a file with the inputs that broke a promise, for replay
+    fuzzer        inputs on one node after another; findings: files with the inputs that broke a promise, for replay
     worker        coverage-guided: atheris (libFuzzer) chooses, keeps and mutates inputs that reach new code
     campaign      a worker in its own process: progress, the findings' files, figures
     coverage      which lines the kept inputs reach
-    log_files     damaged files of a data folder, and the permitted outcomes of opening it
+    file_damage   ways to damage files; log_files, node_files: the permitted outcomes of opening a damaged folder
 
 `python -m chronik.testing.fuzz --inputs 1000000 --seed 1` runs it, `--replay FILE` replays a finding.
 """
+
+
+class BrokenPromise(Exception):
+    """The node broke a promise."""

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _replay(path: Path) -> int:
-    from chronik.testing.fuzz.findings import Finding, replay
+    from chronik.testing.fuzz.fuzzer import Finding, replay
 
     found = Finding.read(path)
     broken = replay(found.seed, found.inputs)
@@ -69,15 +69,15 @@ def _say(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chronik.testing.fuzz", description="Fuzz a node's requests.")
     parser.add_argument("--inputs", type=int, default=100_000, help="how many inputs (default 100,000)")
-    parser.add_argument("--seconds", type=float, help="stop after so long, however many it were")
+    parser.add_argument("--seconds", type=float, help="stop after this many seconds, even with fewer inputs")
     parser.add_argument("--seed", type=int, default=1, help="the seed (default 1)")
     parser.add_argument(
-        "--corpus", type=Path, help="a folder for the inputs that reach new code; begun with, if filled"
+        "--corpus", type=Path, help="the folder of inputs that reached new code; a run starts from them"
     )
     parser.add_argument("--finding", type=Path, default=Path("fuzz-finding.txt"), help="the file for a broken promise")
     parser.add_argument("--json", type=Path, help="a file for the figures")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="instead: show a finding again")
-    parser.add_argument("--reach", type=Path, metavar="CORPUS", help="instead: which lines a corpus reaches")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a finding instead")
+    parser.add_argument("--reach", type=Path, metavar="CORPUS", help="print the lines that a corpus reaches instead")
     return parser
 
 

@@ -86,17 +86,17 @@ def campaign(
                     said_s = now_s
                     rate = result.inputs / (now_s - started_s)
                     say(f"{result.inputs:,} inputs, {rate:,.0f}/s, {result.edges:,} edges, {result.kept:,} kept")
-            told = process.stdout.read()
+            output = process.stdout.read()
         except BaseException:
             process.kill()
             raise
-    _take(result, told, tail)
+    _read_figures(result, output, tail)
     return result
 
 
-def _take(result: Result, told: str, tail: list[str]) -> None:
+def _read_figures(result: Result, output: str, tail: list[str]) -> None:
     try:
-        figures: dict[str, Any] = json.loads(told.splitlines()[-1])
+        figures: dict[str, Any] = json.loads(output.splitlines()[-1])
     except (IndexError, ValueError):
         # The process itself ended: because of a fault in compiled code, its memory limit, or a bug in the fuzzer.
         result.broken = "\n".join(["the fuzzing process ended by itself:", *tail])

@@ -14,6 +14,7 @@ from typing import Any
 import chronik
 
 ROOMS = ("wire", "node", "groups", "metadata", "storage")
+"""The packages that requests should cover completely."""
 SOURCE = str(Path(chronik.__file__).resolve().parent)
 
 

@@ -15,10 +15,11 @@ from chronik.node.broker import Broker
 from chronik.node.config import NodeConfig
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peer_handshake import Caller
+from chronik.testing.fuzz import BrokenPromise
 from chronik.testing.fuzz.connection import FuzzTransport
 from chronik.testing.fuzz.samples import CLIENT_ID, FUZZED_TOPIC, PEER_NONCE, framed, hello
 from chronik.testing.sim.disk import DiskSpeed
-from chronik.testing.sim.host import Host
+from chronik.testing.sim.host import Host, release
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode, node_config
 from chronik.testing.sim.world import World
@@ -37,10 +38,6 @@ START_S_MAX = 60.0
 CALL_S_MAX = 10.0
 PRODUCE_VERSION, FETCH_VERSION = 9, 12
 FETCH_BYTES = 1 << 20
-
-
-class Broken(Exception):
-    """A promise was broken."""
 
 
 class WatchedNode(SimNode):
@@ -102,20 +99,20 @@ class FuzzedNode:
     def start(self) -> None:
         self.node.start()
         if not self.until(lambda: self.node.is_ready, START_S_MAX):
-            raise Broken(f"the node does not become ready:\n{self._last_lines()}")
+            raise BrokenPromise(f"the node does not become ready:\n{self._last_lines()}")
 
     def crash(self) -> None:
         """Cut the power; every acknowledged record is on the disk."""
         self.node.power_off()
 
-    def bury(self) -> None:
-        self._host.bury()
+    def release(self) -> None:
+        release([self._host])
 
     def until(self, is_over: Callable[[], bool], within_s: float) -> bool:
         """Run until `is_over` or the timeout; raise if a promise was broken meanwhile."""
         reached = self.world.run(self.world.now + within_s, is_over)
         if self.world.violation is not None:
-            raise Broken(self.world.violation)
+            raise BrokenPromise(self.world.violation)
         return reached
 
     def _last_lines(self) -> str:
@@ -130,7 +127,7 @@ class FuzzedNode:
         listener = self._network.listener(ADDRESS, INTERNAL_PORT if internal else KAFKA_PORT)
         process = self._host.process
         if listener is None or process is None:
-            raise Broken("the node does not listen any more")
+            raise BrokenPromise("the node does not listen any more")
         if internal and proven:
             caller = Caller(self.broker.member.handshake._secret, hello(PEER_NONCE))
             first = framed(InternalKey.HELLO, 0, caller.hello).frame
@@ -138,7 +135,7 @@ class FuzzedNode:
             _, proof = caller.prove(self._answer(transport))
             transport.send(framed(InternalKey.PROOF, 0, proof).frame)
             if caller.confirms(self._answer(transport)) != (True, ""):
-                raise Broken("a peer that knows the secret is refused")
+                raise BrokenPromise("a peer that knows the secret is refused")
             transport.send(data)
             return transport
         return FuzzTransport(process.loop, listener.factory, data, piece_bytes=piece_bytes, ends_at_once=ends)
@@ -146,7 +143,7 @@ class FuzzedNode:
     def _answer(self, transport: FuzzTransport) -> bytes:
         """Return the body of the one response that a peer waits for."""
         if not self.until(lambda: transport.is_settled, CALL_S_MAX) or not transport.written:
-            raise Broken("a peer's handshake is not answered")
+            raise BrokenPromise("a peer's handshake is not answered")
         answer = bytes(transport.written[8:])
         transport.written.clear()
         return answer
@@ -156,10 +153,10 @@ class FuzzedNode:
         request = frames.write_request(key, version, 1, CLIENT_ID, body)
         transport = self.connect(request)
         if not self.until(lambda: transport.is_settled, CALL_S_MAX):
-            raise Broken(f"a healthy client gets no answer to API {key}")
+            raise BrokenPromise(f"a healthy client gets no answer to API {key}")
         answer = memoryview(bytes(transport.written))[8:]
         if not transport.written:
-            raise Broken(f"a healthy client's connection was closed at API {key}: {self._last_lines()}")
+            raise BrokenPromise(f"a healthy client's connection was closed at API {key}: {self._last_lines()}")
         transport.lose()
         return answer[skip_tags(answer, 0) :] if response_header_is_flexible(key, version) else answer
 
@@ -174,7 +171,7 @@ class FuzzedNode:
         answer = read_produce_response(PRODUCE_VERSION, self.call(ApiKey.PRODUCE, PRODUCE_VERSION, body))
         written = answer.topics[0][2][0]
         if written.error_code or written.base_offset != len(self.kept):
-            raise Broken(f"a healthy client's record {len(self.kept)} got {written}")
+            raise BrokenPromise(f"a healthy client's record {len(self.kept)} got {written}")
         self.kept.append(value)
 
     def check_kept(self, first: int = 0) -> None:
@@ -186,7 +183,7 @@ class FuzzedNode:
             if record.offset >= first
         ]
         if found != list(enumerate(self.kept[first:], first)):
-            raise Broken(f"of {len(self.kept)} acknowledged records {len(found)} are there from {first} on")
+            raise BrokenPromise(f"of {len(self.kept)} acknowledged records {len(found)} are there from {first} on")
 
     def check_fuzzed(self) -> None:
         """Check that every batch that the node accepted from the inputs is served whole and with a correct CRC."""
@@ -204,7 +201,7 @@ class FuzzedNode:
             answer = read_fetch_response(FETCH_VERSION, self.call(ApiKey.FETCH, FETCH_VERSION, body))
             got = answer.topics[0][2][0]
             if answer.error_code or got.error_code:
-                raise Broken(f"{topic} cannot be read at {offset}: {answer.error_code} {got.error_code}")
+                raise BrokenPromise(f"{topic} cannot be read at {offset}: {answer.error_code} {got.error_code}")
             data = memoryview(got.records)
             if not len(data):
                 return batches
@@ -217,4 +214,4 @@ class FuzzedNode:
         body = messages.write_request(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 10_000})
         answer = messages.read_response(ApiKey.CREATE_TOPICS, 7, bytes(self.call(ApiKey.CREATE_TOPICS, 7, body)))
         if answer.topics[0].error_code is not ErrorCode.none:
-            raise Broken(f"topic {topic} cannot be created: {answer.topics[0]}")
+            raise BrokenPromise(f"topic {topic} cannot be created: {answer.topics[0]}")

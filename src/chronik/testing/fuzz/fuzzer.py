@@ -4,14 +4,76 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from chronik.node.api_table import APIS
-from chronik.testing.fuzz.findings import Finding, let_go, shortest
-from chronik.testing.fuzz.fuzzed_node import Broken
+from chronik.testing.fuzz import BrokenPromise
 from chronik.testing.fuzz.mutator import INTERNAL, Mutate, Mutator
 from chronik.testing.fuzz.samples import Sample, internal_samples, samples
 from chronik.testing.fuzz.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The broken promise, and the inputs of one session up to the one that broke it, as a text file for replay:
+
+    # what was broken, one line each
+    seed 17
+    input <hex>      one line for each input, in order
+    """
+
+    broken: str
+    seed: int
+    inputs: tuple[bytes, ...]
+
+    def write(self, path: Path) -> None:
+        comments = "".join(f"# {line}\n" for line in self.broken.splitlines())
+        inputs = "".join(f"input {data.hex()}\n" for data in self.inputs)
+        path.write_text(f"{comments}seed {self.seed}\n{inputs}")
+
+    @staticmethod
+    def read(path: Path) -> Finding:
+        comments: list[str] = []
+        inputs: list[bytes] = []
+        seed = 0
+        for line in path.read_text().splitlines():
+            word, _, rest = line.partition(" ")
+            if word == "#":
+                comments.append(rest)
+            elif word == "seed":
+                seed = int(rest)
+            elif word == "input":
+                inputs.append(bytes.fromhex(rest))
+        return Finding("\n".join(comments), seed, tuple(inputs))
+
+
+def replay(seed: int, inputs: tuple[bytes, ...]) -> str | None:
+    """Return what these inputs break on a fresh node, including its crash and restart at the end; None if nothing."""
+    session: Session | None = None
+    try:
+        session = Session(seed, Counter(), Counter())
+        for data in inputs:
+            session.run(data)
+        session.end()
+    except BrokenPromise as broken:
+        return str(broken)
+    finally:
+        if session is not None:
+            session.release()
+    return None
+
+
+def shortest(found: Finding) -> Finding:
+    """Return the last input alone, or the last few, if those are enough; otherwise all inputs."""
+    for count in (1, 2, 4, 16, 64):
+        if count >= len(found.inputs):
+            break
+        broken = replay(found.seed, found.inputs[-count:])
+        if broken is not None:
+            return Finding(broken, found.seed, found.inputs[-count:])
+    return found
 
 
 class Fuzzer:
@@ -56,7 +118,7 @@ class Fuzzer:
             if self.session.is_over:
                 self.session.end()
                 self._next()
-        except Broken as broken:
+        except BrokenPromise as broken:
             return self._found(broken)
         return None
 
@@ -64,24 +126,20 @@ class Fuzzer:
         """End the last session with its crash."""
         try:
             self.session.end()
-            let_go(self.session)
-        except Broken as broken:
+            self.session.release()
+        except BrokenPromise as broken:
             return self._found(broken)
         finally:
             gc.unfreeze()
             gc.enable()
         return None
 
-    def go_on(self) -> None:
-        """Continue after a finding, on a fresh node."""
-        self._next()
-
-    def _found(self, broken: Broken) -> Finding:
+    def _found(self, broken: BrokenPromise) -> Finding:
         found = Finding(str(broken), self.seed, tuple(self.session.inputs))
-        let_go(self.session)
+        self.session.release()
         return shortest(found)
 
     def _next(self) -> None:
-        let_go(self.session)
+        self.session.release()
         self.sessions += 1
         self.session = Session(self.seed, self.outcomes, self.kinds)

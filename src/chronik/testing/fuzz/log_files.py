@@ -13,17 +13,16 @@ What must hold, whatever the damage:
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log
-from chronik.testing.fuzz.spoilt_files import spoil
+from chronik.testing.fuzz import BrokenPromise
+from chronik.testing.fuzz.file_damage import check_damaged_copies, scratch_folder
 from chronik.wire.batch import CRC_START, HEADER_BYTES, check_batches, encode_batch, read_batch_header
 from chronik.wire.errors import KafkaError
 
@@ -39,10 +38,6 @@ CONFIG = LogConfig(
 """Small limits, so that everything happens within a few records."""
 BATCHES = 60
 READ_BYTES_MAX = 1 << 20
-
-
-class BrokenLog(Exception):
-    """A promise was broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +103,11 @@ class LogFuzzer:
         self._folder = scratch / "log"
         self.outcomes: Counter[str] = Counter()
 
-    def run(self, seed: int) -> None:
-        """Check one damaged copy. Raise `BrokenLog` with the damage and the result."""
-        random = Random(seed)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.copytree(self._original.folder, self._folder)
-        told: list[str] = []
-        for _ in range(random.choice((1, 1, 1, 2, 3))):
-            told.append(spoil(random, sorted(self._folder.iterdir())))
-        try:
-            self._check()
-        except BrokenLog as broken:
-            raise BrokenLog(f"seed {seed} ({'; '.join(told)}): {broken}") from broken.__cause__
+    def run(self, seeds: Iterable[int]) -> None:
+        """Check one damaged copy for each seed. Raise `BrokenPromise` with the damage and the result."""
+        check_damaged_copies(
+            self._original.folder, self._folder, seeds, lambda: sorted(self._folder.iterdir()), self._check
+        )
 
     def _check(self) -> None:
         # Before opening, which repairs what it can.
@@ -140,18 +128,18 @@ class LogFuzzer:
         for base, (name, _) in self._original.places.items():
             if base < self._first() or name in gone:
                 continue
-            became = self._read(log, base)
-            if became == "lost" and is_damaged:
-                became = "lost, and it was said"
-            counts[became] += 1
-            if base in intact and became != "served":
-                raise BrokenLog(f"the batch at {base} is below all damage, and {became}; {report}")
-            if became == "lost":
-                raise BrokenLog(f"the batch at {base} is lost, and nobody is told; {report}")
+            outcome = self._read(log, base)
+            if outcome == "lost" and is_damaged:
+                outcome = "lost, and it was said"
+            counts[outcome] += 1
+            if base in intact and outcome != "served":
+                raise BrokenPromise(f"the batch at {base} is below all damage, and {outcome}; {report}")
+            if outcome == "lost":
+                raise BrokenPromise(f"the batch at {base} is lost, and the loss is not reported; {report}")
         is_whole = set(counts) == {"served"}
         self.outcomes["damaged, and says so" if is_damaged else "whole" if is_whole else "damage met by readers"] += 1
-        _expected(log.offset_for_timestamp_job(NOW_MS + BATCHES // 2))
-        _expected(log.max_timestamp_job())
+        _search(log.offset_for_timestamp_job(NOW_MS + BATCHES // 2))
+        _search(log.max_timestamp_job())
         self._append_and_reopen(log)
 
     def _append_and_reopen(self, log: Log) -> None:
@@ -163,14 +151,14 @@ class LogFuzzer:
             self.outcomes["read only"] += 1
             return
         except Exception as error:
-            raise BrokenLog(f"appending ends with {error!r}") from error
+            raise BrokenPromise(f"appending ends with {error!r}") from error
         again = self._opened(log.log_end_offset, clean=False)
         if again is None:
-            raise BrokenLog("it was opened and written to, and cannot be opened again")
+            raise BrokenPromise("it was opened and written to, and cannot be opened again")
         try:
             found = memoryview(bytes(again.read_job(offset, READ_BYTES_MAX, again.log_end_offset)()))
             if bytes(found)[CRC_START:] != batch[CRC_START:]:
-                raise BrokenLog(f"what was appended at {offset} is not there after the next start; {again.recovery}")
+                raise BrokenPromise(f"the batch appended at {offset} is lost after the next start; {again.recovery}")
         except KafkaError:
             # Damage precedes the record in the same segment, and no index leads past it: the reader gets an error.
             self.outcomes["appended behind damage"] += 1
@@ -185,7 +173,7 @@ class LogFuzzer:
         except (KafkaError, OSError):
             return None
         except Exception as error:
-            raise BrokenLog(f"opening ends with {error!r}") from error
+            raise BrokenPromise(f"opening ends with {error!r}") from error
 
     def _read(self, log: Log, base: int) -> str:
         """Return what happens to a consumer that reaches the batch at `base`."""
@@ -196,9 +184,9 @@ class LogFuzzer:
         except (KafkaError, OSError):
             return "refused with an error"
         except Exception as error:
-            raise BrokenLog(f"reading at {base} ends with {error!r}") from error
+            raise BrokenPromise(f"reading at {base} ends with {error!r}") from error
         if len(data) < HEADER_BYTES:
-            raise BrokenLog(f"reading at {base} gives nothing, and no error: a consumer waits there for ever")
+            raise BrokenPromise(f"reading at {base} gives nothing, and no error: a consumer waits there for ever")
         header = read_batch_header(data)
         batch = data[: header.size_bytes]
         if bytes(batch)[CRC_START:] == self._original.batches[base][CRC_START:]:
@@ -209,7 +197,7 @@ class LogFuzzer:
             return "given away by its CRC"
         if header.base_offset > base:
             return "lost"
-        raise BrokenLog(f"the batch at {base} is not the one that was written there, and its CRC is right")
+        raise BrokenPromise(f"the batch at {base} is not the one that was written there, and its CRC is right")
 
     # -- expectations --------------------------------------------------------------------------------------------------
 
@@ -246,14 +234,11 @@ class LogFuzzer:
 def fuzz_logs(count: int, seed: int) -> Counter[str]:
     """Check `count` damaged logs of each kind: after a crash, after a clean stop, after DeleteRecords."""
     outcomes: Counter[str] = Counter()
-    in_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="chronik-fuzz-", dir=in_memory) as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         for kind, (clean, deletes) in enumerate(((False, False), (True, False), (False, True))):
             original = write_original(folder / f"original-{kind}", clean=clean, deletes=deletes)
             fuzzer = LogFuzzer(original, folder)
-            for number in range(count):
-                fuzzer.run(seed + number)
+            fuzzer.run(range(seed, seed + count))
             outcomes.update(fuzzer.outcomes)
     return outcomes
 
@@ -270,12 +255,11 @@ def _sync(log: Log) -> None:
         log.synced(job)
 
 
-def _expected(look: object) -> None:
+def _search(search: Callable[[], object]) -> None:
     """Run a search, which may find nothing or report that the log is damaged."""
-    assert callable(look)
     try:
-        look()
+        search()
     except (KafkaError, OSError):
         return
     except Exception as error:
-        raise BrokenLog(f"searching by time ends with {error!r}") from error
+        raise BrokenPromise(f"searching by time ends with {error!r}") from error

@@ -8,11 +8,10 @@ once written, or it refuses to load.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from random import Random
 from uuid import UUID
 
 from chronik.node.membership.raft_store import SqliteRaftStore
@@ -20,17 +19,14 @@ from chronik.raft.membership import Member, Membership
 from chronik.raft.store import Entry, EntryKind, HardState, Persist, Snapshot, StoredState, StoreError, stored_after
 from chronik.storage.disk import RealDisk, StorageError
 from chronik.storage.folder import DataFolder, DataFolderError, RecoveryPoint
-from chronik.testing.fuzz.spoilt_files import spoil
+from chronik.testing.fuzz import BrokenPromise
+from chronik.testing.fuzz.file_damage import check_damaged_copies, scratch_folder
 
 NODE_ID = 1
 TOPIC, TOPIC_ID = "orders", UUID(int=7)
 RECORDS = b"a batch, as far as this is concerned"
 STORE_ID = UUID(int=9)
 MEMBERSHIP = Membership((Member(NODE_ID, STORE_ID, True, "10.0.0.1:5092"),))
-
-
-class BrokenFiles(Exception):
-    """A promise was broken."""
 
 
 def fuzz_folders(count: int, seed: int) -> Counter[str]:
@@ -46,32 +42,26 @@ def fuzz_raft_stores(count: int, seed: int) -> Counter[str]:
         outcomes += _fuzz(
             count,
             seed,
-            lambda folder, known=history, closed=is_closed: _write_store(folder, known, closed),  # type: ignore[misc]
-            lambda folder, known=history: _open_store(folder, known),  # type: ignore[misc]
+            partial(_write_store, history, is_closed),
+            partial(_open_store, history),
         )
     return outcomes
 
 
 def _fuzz(count: int, seed: int, write: Callable[[Path], None], check: Callable[[Path], str]) -> Counter[str]:
     outcomes: Counter[str] = Counter()
-    in_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="chronik-fuzz-", dir=in_memory) as name:
-        original, copy = Path(name) / "original", Path(name) / "copy"
+    with scratch_folder() as folder:
+        original, copy = folder / "original", folder / "copy"
         original.mkdir()
         write(original)
-        for number in range(seed, seed + count):
-            random = Random(number)
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(original, copy)
-            told: list[str] = []
-            for _ in range(random.choice((1, 1, 1, 2, 3))):
-                files = sorted(path for path in copy.rglob("*") if path.is_file() and path.suffix != ".log")
-                if files:
-                    told.append(spoil(random, files))
-            try:
-                outcomes[check(copy)] += 1
-            except BrokenFiles as broken:
-                raise BrokenFiles(f"seed {number} ({'; '.join(told)}): {broken}") from broken.__cause__
+
+        def files() -> list[Path]:
+            return sorted(path for path in copy.rglob("*") if path.is_file() and path.suffix != ".log")
+
+        def check_copy() -> None:
+            outcomes[check(copy)] += 1
+
+        check_damaged_copies(original, copy, range(seed, seed + count), files, check_copy)
     return outcomes
 
 
@@ -93,33 +83,33 @@ def _open_folder(path: Path) -> str:
     except DataFolderError as error:
         return _refused(str(error))
     except Exception as error:
-        raise BrokenFiles(f"opening ends with {error!r}") from error
+        raise BrokenPromise(f"opening ends with {error!r}") from error
     try:
         folder.claim_log(TOPIC, 0, TOPIC_ID, 0)
         outcome = "opened"
     except StorageError as error:
         outcome = _refused(error.message)
     except Exception as error:
-        raise BrokenFiles(f"taking the log ends with {error!r}") from error
+        raise BrokenPromise(f"taking the log ends with {error!r}") from error
     finally:
         folder.close()
     records = path / "logs" / f"{TOPIC}-0" / f"{0:020d}.log"
     if not records.exists() or records.read_bytes() != RECORDS:
-        raise BrokenFiles("the log's records are gone")
+        raise BrokenPromise("the log's records are gone")
     folder.recovery_point(TOPIC, 0, TOPIC_ID)
     return outcome
 
 
 def _refused(line: str) -> str:
     if not line or "\n" in line:
-        raise BrokenFiles(f"a refusal that is no line: {line!r}")
+        raise BrokenPromise(f"a refusal that is no line: {line!r}")
     return "refused"
 
 
 # -- the Raft store ----------------------------------------------------------------------------------------------------
 
 
-def _write_store(folder: Path, history: list[StoredState], is_closed: bool) -> None:
+def _write_store(history: list[StoredState], is_closed: bool, folder: Path) -> None:
     """Add every state that the store ever had to `history`. Unless closed, most data is in the write-ahead log."""
     working = folder.parent / f"working-{is_closed}"
     working.mkdir()
@@ -143,14 +133,14 @@ def _write_store(folder: Path, history: list[StoredState], is_closed: bool) -> N
     store.close()
 
 
-def _open_store(folder: Path, history: list[StoredState]) -> str:
+def _open_store(history: list[StoredState], folder: Path) -> str:
     store = SqliteRaftStore(str(folder / "metadata.db"), lambda: UUID(int=11))
     try:
         stored = store.load()
     except StoreError as error:
         return _refused(str(error))
     except Exception as error:
-        raise BrokenFiles(f"loading ends with {error!r}") from error
+        raise BrokenPromise(f"loading ends with {error!r}") from error
     finally:
         store.close()
     if stored == history[-1]:
@@ -159,4 +149,4 @@ def _open_store(folder: Path, history: list[StoredState]) -> str:
         return "as it once was"
     if stored == StoredState(UUID(int=11)):
         return "as if new"
-    raise BrokenFiles(f"a state that never was: {stored}")
+    raise BrokenPromise(f"a state that never was: {stored}")

@@ -31,7 +31,7 @@ from chronik.node.membership.topic_plans import NewTopic
 from chronik.raft import messages as raft
 from chronik.raft.membership import Member, Membership
 from chronik.raft.store import Entry, EntryKind
-from chronik.testing.sim.clock import EPOCH_MS
+from chronik.testing.sim.host import EPOCH_MS
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, known_versions
 from chronik.wire.batch import encode_batch

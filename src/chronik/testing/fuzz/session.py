@@ -26,10 +26,11 @@ from chronik.node.api_table import APIS
 from chronik.node.membership.internal_api import InternalKey, decode_envelope
 from chronik.node.membership.internal_server import UNPROVEN_APIS
 from chronik.raft.messages import decode_message
-from chronik.testing.fuzz.answers import Asked, Unsound, answers_in, asked_in, check_answer
+from chronik.testing.fuzz import BrokenPromise
 from chronik.testing.fuzz.connection import FuzzTransport
-from chronik.testing.fuzz.fuzzed_node import Broken, FuzzedNode
+from chronik.testing.fuzz.fuzzed_node import FuzzedNode
 from chronik.testing.fuzz.mutator import ENDS_AT_ONCE, INTERNAL, PIECE_BYTES, UNPROVEN
+from chronik.testing.fuzz.responses import BadResponse, SentRequest, check_response, requests_in, responses_in
 from chronik.testing.fuzz.samples import FUZZED_TOPIC
 from chronik.wire import messages
 from chronik.wire.api import ApiKey
@@ -51,7 +52,7 @@ INPUTS_MAX = 3000
 DELETED_SHARE = 32
 """One of this many inputs that delete the topic is sent: it ends the session, and starting a node is expensive."""
 PARTITIONS_MAX = 60
-PARTITIONS_TAME_MAX = 8
+PARTITIONS_CHEAP_MAX = 8
 """Requests for more partitions are valid but expensive, and reveal nothing about bad input."""
 UNREADABLE = (MalformedRequest, ValueError, KeyError, IndexError, struct.error)
 
@@ -82,7 +83,7 @@ class Session:
         )
 
     def run(self, data: bytes) -> None:
-        """Run one input. Raise `Broken` if it breaks a promise."""
+        """Run one input. Raise `BrokenPromise` if it breaks a promise."""
         self.inputs.append(data)
         started_s, peak_bytes = perf_counter(), _peak_bytes()
         with _alarm():
@@ -91,9 +92,9 @@ class Session:
                 self._check()
         taken_s, grown_bytes = perf_counter() - started_s, _peak_bytes() - peak_bytes
         if taken_s > PROCESSOR_S_MAX:
-            raise Broken(f"an input of {len(data)} bytes took {taken_s:.1f} s")
+            raise BrokenPromise(f"an input of {len(data)} bytes took {taken_s:.1f} s")
         if grown_bytes > GROWTH_BYTES_MAX:
-            raise Broken(f"an input of {len(data)} bytes took {grown_bytes / 1e6:.0f} MB")
+            raise BrokenPromise(f"an input of {len(data)} bytes took {grown_bytes / 1e6:.0f} MB")
 
     def end(self) -> None:
         """Crash, restart, and check for every acknowledged record."""
@@ -103,10 +104,9 @@ class Session:
             self.fuzzed.start()
             self.fuzzed.check_kept()
             self.fuzzed.check_fuzzed()
-        self.fuzzed.bury()
 
-    def bury(self) -> None:
-        self.fuzzed.bury()
+    def release(self) -> None:
+        self.fuzzed.release()
 
     # -- one input -----------------------------------------------------------------------------------------------------
 
@@ -115,14 +115,14 @@ class Session:
         internal = bool(how & INTERNAL)
         unproven = internal and bool(how & UNPROVEN)
         fuzzed = self.fuzzed
-        asked = list(asked_in(stream, fuzzed.broker.server.frame_bytes_max))
-        if not all(_is_tame(each, internal) for each in asked):
+        requests = list(requests_in(stream, fuzzed.broker.server.frame_bytes_max))
+        if not all(_is_cheap(each, internal) for each in requests):
             self._outcomes["not sent: valid and merely expensive, or a peer's Raft message"] += 1
             return
-        if zlib.crc32(data) % DELETED_SHARE and any(self._deletes(each) for each in asked):
+        if zlib.crc32(data) % DELETED_SHARE and any(self._deletes(each) for each in requests):
             self._outcomes["not sent: deletes the topic that all speak of"] += 1
             return
-        for each in asked:
+        for each in requests:
             if each.header is not None and self._is_served(each.header, internal, unproven):
                 self._kinds[(each.header.api_key, each.header.api_version)] += 1
         metrics = fuzzed.broker.metrics
@@ -137,24 +137,24 @@ class Session:
         )
         is_settled = fuzzed.until(lambda: transport.is_settled, ANSWER_S)
         try:
-            left = _match(asked, bytes(transport.written), in_order=not internal)
-        except Unsound as error:
-            raise Broken(str(error)) from None
+            left = _match(requests, bytes(transport.written), in_order=not internal)
+        except BadResponse as error:
+            raise BrokenPromise(str(error)) from None
         refused = metrics.malformed_requests - refused_before
         if fuzzed.node.events["connection_refused"] - lines_before > refused or refused > 1:
-            raise Broken(f"{refused} refusals for one connection")
+            raise BrokenPromise(f"{refused} refusals for one connection")
         if not is_settled:
             self._outcomes["waits"] += 1
             self._wait(transport, left, zlib.crc32(data))
         elif transport.was_closed and not transport.end_was_seen:
             self._outcomes["closed"] += 1
             if refused != 1 and not _may_close_silently(left, internal):
-                raise Broken("the connection was closed without a word in the log")
+                raise BrokenPromise("the connection was closed without a word in the log")
         else:
-            self._outcomes["answered" if asked else "nothing whole sent"] += 1
+            self._outcomes["answered" if requests else "nothing whole sent"] += 1
             missing = [each for each in left if not each.is_unanswered_by_design]
             if missing and not refused and not (left and _may_close_silently(left, internal)):
-                raise Broken(f"no answer to {_describe(missing[0])}, and nothing said why")
+                raise BrokenPromise(f"no answer to {_describe(missing[0])}, and nothing said why")
         if not transport.is_lost:
             # Disconnect before the next input, which would otherwise be blamed for the late effects of this one.
             transport.lose()
@@ -171,28 +171,28 @@ class Session:
         api = API_OF.get(header.api_key)
         return api is not None and api.parsed_versions[0] <= header.api_version <= api.parsed_versions[1]
 
-    def _deletes(self, asked: Asked) -> bool:
-        header = asked.header
+    def _deletes(self, request: SentRequest) -> bool:
+        header = request.header
         if header is None or header.api_key != ApiKey.DELETE_TOPICS:
             return False
-        named = bytes(asked.frame[header.body_at :])
+        named = bytes(request.frame[header.body_at :])
         return FUZZED_TOPIC.encode() in named or self.fuzzed.fuzzed_id.bytes in named
 
-    def _wait(self, transport: FuzzTransport, left: Sequence[Asked], chance: int) -> None:
+    def _wait(self, transport: FuzzTransport, left: Sequence[SentRequest], chance: int) -> None:
         """Check that a slow request is allowed to be slow, and that it ends."""
         first = next((each for each in left if not each.is_unanswered_by_design), None)
         if first is None:
-            raise Broken("everything is answered, and still the connection is busy")
+            raise BrokenPromise("everything is answered, and still the connection is busy")
         wait_s = first.wait_s()
         if wait_s is None:
-            raise Broken(f"no answer to {_describe(first)} within {ANSWER_S} s")
+            raise BrokenPromise(f"no answer to {_describe(first)} within {ANSWER_S} s")
         if chance % PATIENT_SHARE == 0:
             answered_before = len(transport.written)
             over = self.fuzzed.until(
                 lambda: transport.is_settled or len(transport.written) > answered_before, PATIENCE_S
             )
             if not over and wait_s < PATIENCE_S - SLACK_S:
-                raise Broken(f"no answer to {_describe(first)} within {PATIENCE_S} s; it asked for {wait_s} s")
+                raise BrokenPromise(f"no answer to {_describe(first)} within {PATIENCE_S} s; it asked for {wait_s} s")
 
     def _check(self, whole: bool = False) -> None:
         self.fuzzed.keep_one()
@@ -201,44 +201,44 @@ class Session:
             self.fuzzed.check_fuzzed()
 
 
-def _match(asked: Sequence[Asked], written: bytes, *, in_order: bool) -> list[Asked]:
+def _match(requests: Sequence[SentRequest], written: bytes, *, in_order: bool) -> list[SentRequest]:
     """Match each response with its request; return the requests without a response."""
-    left = list(asked)
-    for answer in answers_in(written):
+    left = list(requests)
+    for answer in responses_in(written):
         if in_order:
             while left and left[0].is_unanswered_by_design:
                 left.pop(0)
             if not left:
-                raise Unsound("an answer that nobody asked for")
-            check_answer(left.pop(0), answer)
+                raise BadResponse("an answer without a request")
+            check_response(left.pop(0), answer)
             continue
         for each in left:
             try:
-                check_answer(each, answer)
-            except Unsound:
+                check_response(each, answer)
+            except BadResponse:
                 continue
             left.remove(each)
             break
         else:
-            raise Unsound("an answer that belongs to no request")
+            raise BadResponse("an answer that belongs to no request")
     return left
 
 
-def _may_close_silently(left: Sequence[Asked], internal: bool) -> bool:
+def _may_close_silently(left: Sequence[SentRequest], internal: bool) -> bool:
     """Whether a close needs no log line: it reports an error to an acks=0 producer; a refused peer got a reason."""
     return internal or any(each.acks == 0 for each in left)
 
 
-def _describe(asked: Asked) -> str:
-    header = asked.header
+def _describe(request: SentRequest) -> str:
+    header = request.header
     return "a request" if header is None else f"API {header.api_key} v{header.api_version}"
 
 
-def _is_tame(asked: Asked, internal: bool) -> bool:
-    header = asked.header
+def _is_cheap(request: SentRequest, internal: bool) -> bool:
+    header = request.header
     if header is None:
         return True
-    key, version, body = header.api_key, header.api_version, bytes(asked.frame[header.body_at :])
+    key, version, body = header.api_key, header.api_version, bytes(request.frame[header.body_at :])
     try:
         if internal and key == InternalKey.RAFT:
             # Members keep to the protocol, and the node trusts them. Only a message that does not parse is bad input.
@@ -249,10 +249,10 @@ def _is_tame(asked: Asked, internal: bool) -> bool:
             key, version, body = envelope.api_key, envelope.api_version, envelope.body
         if key == ApiKey.CREATE_TOPICS:
             topics = messages.read_request(key, version, body).topics
-            return all(max(topic.num_partitions, len(topic.assignments)) <= PARTITIONS_TAME_MAX for topic in topics)
+            return all(max(topic.num_partitions, len(topic.assignments)) <= PARTITIONS_CHEAP_MAX for topic in topics)
         if key == ApiKey.CREATE_PARTITIONS:
             topics = messages.read_request(key, version, body).topics
-            return all(topic.count <= PARTITIONS_TAME_MAX for topic in topics)
+            return all(topic.count <= PARTITIONS_CHEAP_MAX for topic in topics)
     except UNREADABLE:
         return True
     return True
@@ -267,7 +267,7 @@ def _alarm() -> Iterator[None]:
     """Interrupt a block that hangs."""
 
     def ring(number: int, frame: FrameType | None) -> None:
-        raise Broken(f"still busy after {HANG_S} s")
+        raise BrokenPromise(f"still busy after {HANG_S} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.alarm(HANG_S)

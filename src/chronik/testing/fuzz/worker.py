@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 import atheris
 
 import chronik
+from chronik.testing.fuzz.coverage import ROOMS
 
 if TYPE_CHECKING:
     from chronik.testing.fuzz.fuzzer import Fuzzer
 
 INPUT_BYTES_MAX = 64 * 1024
-ROOMS = ("wire", "node", "groups", "metadata", "storage")
-"""The packages that requests should cover completely."""
 FOUND = 1
 
 

@@ -1,21 +1,22 @@
 """The simulator: the real node code on virtual time, with a network and disks that fail, all from one seed.
 
-    world         one heap of events, the virtual clock, random streams, a hash over all events
-    loop          an asyncio loop for each process; threads: its executor; clock: its machine's clocks
-    network       machines, links that are slow or cut, connections that break; transport: one end of a connection
-    disk          page cache and durable part, lost and torn writes, full and slow; tree: files and folders
-    host          a machine; it outlives the processes that run on it
-    node          a `Broker` on a host; raft_store: its Raft store, on the simulated disk
-    files         damages the files of a node that is down; wounds: which node's files may be damaged
-    history       the oracle for clients: checks each response against all earlier ones
-    ownership     the oracle for groups: one owner for each partition; availability: the oracle for a sick device
-    audit         the oracle for node state: one leader for each term and epoch, replicas agree on committed records
-    client        the base of all clients; producer, consumer, member, outsider, observer, keyed, churn, mover, resizer
-    workload      all clients of a run
-    faults        which faults occur, and when; cluster_faults: between nodes; disk_faults: files and devices;
-                  moments: crash points in the node's code
-    scenario      builds all of these and runs the phases: single_node, three_nodes, bad_disks, five_nodes
-    runner        `run_seed`; campaign: many seeds; tripwires: traps for the real clock, real randomness, real threads
+    world               one heap of events, the virtual clock, random streams, a hash over all events
+    loop                an asyncio loop for each process; threads: its executor
+    host                a machine with its clocks; it outlives the processes that run on it
+    network             links that are slow or cut, connections that break; transport: one end of a connection
+    disk                page cache and durable part, lost and torn writes, full and slow; tree: files and folders
+    node                a `Broker` on a host; raft_store: its Raft store, on the simulated disk
+    node_files          damages the files of a node that is down; damage: which node's files may be damaged
+    history             the oracle for clients: checks each response against all earlier ones; one owner for each
+                        partition of a group; acknowledgements while a device is sick
+    audit               the oracle for node state: one leader for each term and epoch, replicas agree
+    client              the base of all clients; requests: what they send
+                        producer, consumer, member, group_offsets, compaction_client, churn, operators
+    workload            all clients of a run
+    faults              which faults occur, and when; cluster_faults: between nodes; disk_faults: files and devices
+    crash_points        where crashes occur: at syncs, renames, arriving segments, and in the node's code
+    scenario            builds all of these and runs the phases; cluster_scenarios: three nodes, bad disks, five nodes
+    runner              `run_seed`; campaign: many seeds; tripwires: traps for the real clock, randomness and threads
 
 A crash is not a cancel: the process's loop is marked dead and its handles are dropped. Its tasks are kept until the run
 is over, so that none of their `finally` blocks can repair anything. Anything that a dead task touches raises `Crashed`.

@@ -38,12 +38,12 @@ def _say(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chronik.testing.sim", description="Run the simulator.")
     parser.add_argument("--seed", type=int, help="the first seed (default: a random one)")
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
+    parser.add_argument("--seeds", type=int, default=1, help="the number of seeds, run in sequence")
     parser.add_argument("--scenario", choices=sorted(SCENARIOS), default=DEFAULT_SCENARIO)
-    parser.add_argument("--steps", type=int, metavar="EVENTS", help="stop after so many events")
-    parser.add_argument("--notes", action="store_true", help="print what happens while it happens")
-    parser.add_argument("--seconds", type=float, help="instead: seed after seed for this long")
-    parser.add_argument("--jobs", type=int, default=1, help="with --seconds: on so many cores")
+    parser.add_argument("--steps", type=int, metavar="EVENTS", help="stop after this many events")
+    parser.add_argument("--notes", action="store_true", help="print events as they happen")
+    parser.add_argument("--seconds", type=float, help="run consecutive seeds for this many seconds instead")
+    parser.add_argument("--jobs", type=int, default=1, help="with --seconds: on this many cores")
     return parser
 
 

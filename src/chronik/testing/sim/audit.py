@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from chronik.node.broker import Broker
 from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.world import World
 from chronik.wire.batch import check_batches
 from chronik.wire.errors import KafkaError
 
-LOOK_S = 10e-3
+CHECK_S = 10e-3
 READ_BYTES = 1 << 20
 
 
@@ -50,45 +51,39 @@ class Auditor:
         self._checked: dict[tuple[object, str, int], int] = {}
         """By process and partition: the offset up to which its log was compared."""
 
-    def begin(self) -> None:
-        self._look()
-
-    def _look(self) -> None:
+    def check(self) -> None:
+        """Check all nodes now, and again every `CHECK_S`."""
         for node in self._nodes:
-            if node.is_up and node.broker is not None:
-                self._look_at(node)
+            if (broker := node.running_broker) is not None:
+                self._check_node(node, broker)
         if self._world.violation is None:
-            self._world.after(LOOK_S, self._look)
+            self._world.after(CHECK_S, self.check)
 
-    def _look_at(self, node: SimNode) -> None:
-        broker, name = node.broker, node.host.name
-        assert broker is not None
-        if not node.takes_part:
-            return
+    def _check_node(self, node: SimNode, broker: Broker) -> None:
         raft = broker.member.raft.node
         if raft.is_leader:
-            self._one_only(self._terms, raft.term, name, "term")
+            self._check_only_leader(self._terms, raft.term, node.host.name, "term")
         if not broker.host.is_open:
             return
         for hosted in list(broker.host.partitions.values()):
             if hosted.topic in self._topics and not hosted.is_closed and not hosted.jobs.is_exclusive:
-                self._look_into(node, hosted)
+                self._check_partition(node, hosted)
 
-    def _look_into(self, node: SimNode, hosted: Partition) -> None:
+    def _check_partition(self, node: SimNode, hosted: Partition) -> None:
         name = f"{hosted.topic}-{hosted.index}"
         log = self._logs.setdefault((hosted.topic, hosted.index), CommittedLog())
         epoch = hosted.leader_epoch
         log.newest_epoch = max(log.newest_epoch, epoch)
         if hosted.leader is not None:
-            self._one_only(log.leaders, epoch, node.host.name, f"{name}, epoch")
+            self._check_only_leader(log.leaders, epoch, node.host.name, f"{name}, epoch")
         self._compare(node, hosted, log)
         if hosted.leader is not None and epoch == log.newest_epoch and hosted.log_end_offset < log.end:
             self._world.violated(
-                f"{node.host.name} leads {name} by epoch {epoch} with a log to {hosted.log_end_offset}, "
-                f"and committed is up to {log.end}"
+                f"{node.host.name} leads {name} in epoch {epoch}, but its log ends at {hosted.log_end_offset}, "
+                f"and {log.end} is committed"
             )
 
-    def _one_only(self, known: dict[int, str], number: int, name: str, what: str) -> None:
+    def _check_only_leader(self, known: dict[int, str], number: int, name: str, what: str) -> None:
         if known.setdefault(number, name) != name:
             self._world.violated(f"{known[number]} and {name} both lead: {what} {number}")
 
@@ -107,15 +102,15 @@ class Auditor:
                     self._world.violated(f"{node.host.name} cannot read {hosted.topic}-{hosted.index}: {error}")
                 return
             for _, batch in batches:
-                is_same = batch.next_offset, batch.partition_leader_epoch, 0 if is_compacted else batch.crc
-                known = log.batches.get(batch.base_offset, is_same if is_compacted else None)
-                if batch.base_offset < log.end and known != is_same:
+                identity = batch.next_offset, batch.partition_leader_epoch, 0 if is_compacted else batch.crc
+                known = log.batches.get(batch.base_offset, identity if is_compacted else None)
+                if batch.base_offset < log.end and known != identity:
                     self._world.violated(
                         f"{node.host.name} has committed in {hosted.topic}-{hosted.index} at {batch.base_offset} "
-                        f"{is_same}, and {known} was committed there"
+                        f"{identity}, and {known} was committed there"
                     )
                     return
-                log.batches[batch.base_offset] = is_same
+                log.batches[batch.base_offset] = identity
                 log.end = max(log.end, batch.next_offset)
                 position = batch.next_offset
             if not len(data):

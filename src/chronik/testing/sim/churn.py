@@ -8,32 +8,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
-from chronik.client.errors import RETRIABLE, ClientError
+from chronik.client.errors import ClientError
 from chronik.client.topics import Topics
-from chronik.testing.sim.appender import Appender
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, SimClient
-from chronik.testing.sim.fetching import fetch_records
-from chronik.testing.sim.history import History
-from chronik.testing.sim.world import World
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.producer import Appender
+from chronik.testing.sim.requests import EARLIEST, fetch_records, raise_for
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TOPIC = "churned"
-EARLIEST = -2
 PAUSE_S = 60e-3
 
 
 class TopicChurn(SimClient):
     """The only client of its topic, so it knows which records must exist."""
 
-    def __init__(
-        self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]], replication_factor: int
-    ) -> None:
-        super().__init__(name, world, history, bootstrap)
-        self.topics_made = 0
+    def __init__(self, name: str, service: Service, replication_factor: int) -> None:
+        super().__init__(name, service)
+        self.topics_created = 0
         self._topic = TOPIC
         self._replication_factor = replication_factor
         self._configs = {
@@ -46,8 +40,8 @@ class TopicChurn(SimClient):
 
     async def work(self) -> None:
         while not self.is_finishing:
-            await self._make(lambda topics: topics.create(self._topic, 1, self._replication_factor, self._configs))
-            self.topics_made += 1
+            await self._change(lambda topics: topics.create(self._topic, 1, self._replication_factor, self._configs))
+            self.topics_created += 1
             self._values, self._deleted_below, self._perhaps_deleted_below = [], 0, 0
             appender = Appender(self, self._topic)
             for _ in range(self.random.randint(1, 8)):
@@ -55,16 +49,16 @@ class TopicChurn(SimClient):
                 if self.random.random() < 0.3:
                     await self.insist(self._delete_records)
                 await self._read_all()
-                await asyncio.sleep(self.random.expovariate(1.0) * PAUSE_S)
-            unanswered = await self._make(lambda topics: topics.delete(self._topic))
+                await self.rest(PAUSE_S)
+            unanswered = await self._change(lambda topics: topics.delete(self._topic))
             # A node that lags may still list the topic for a while.
             while self._topic in (await self.insist(self.cluster.layout)).topics:
                 await self.pause()
             if unanswered:
                 # DeleteTopics names no topic id: a request still in flight would delete the next topic of that name.
-                self._topic = f"{TOPIC}-{self.topics_made}"
+                self._topic = f"{TOPIC}-{self.topics_created}"
 
-    async def _make(self, change: Callable[[Topics], Awaitable[None]]) -> int:
+    async def _change(self, change: Callable[[Topics], Awaitable[None]]) -> int:
         """Retry a topic change until it is done, perhaps by an unanswered attempt. Return how many were unanswered."""
         unanswered = 0
 
@@ -83,7 +77,7 @@ class TopicChurn(SimClient):
         return unanswered
 
     async def _append(self, appender: Appender) -> None:
-        values = [b"%d/%d" % (self.topics_made, len(self._values) + number) for number in range(5)]
+        values = [b"%d/%d" % (self.topics_created, len(self._values) + number) for number in range(5)]
         base_offset = await appender.append([(None, value.ljust(100)) for value in values])
         if base_offset != len(self._values):
             self.world.violated(f"{self._topic}: a batch is at {base_offset}, expected at {len(self._values)}")
@@ -97,8 +91,7 @@ class TopicChurn(SimClient):
         values = {"topics": [{"name": self._topic, "partitions": partitions}], "timeout": 1000}
         response = await connection.call(ApiKey.DELETE_RECORDS, values, timeout_s=REQUEST_TIMEOUT_S)
         result = response.topics[0].partitions[0]
-        if result.error_code != ErrorCode.none:
-            raise KafkaError(result.error_code, f"delete below {offset}")
+        raise_for(result, f"delete below {offset}")
         if result.low_watermark < offset:
             self.world.violated(f"{self._topic}: deleted below {offset}, and the log starts at {result.low_watermark}")
         self._deleted_below = max(self._deleted_below, offset)
@@ -110,14 +103,12 @@ class TopicChurn(SimClient):
             try:
                 fetched = await fetch_records(connection, self._topic, 0, position, max_bytes=1_000, max_wait_ms=0)
             except (ClientError, KafkaError) as error:
-                self.failed(error)
                 if isinstance(error, KafkaError) and error.code is ErrorCode.offset_out_of_range:
+                    self.count(error)
                     position = await self._new_start(position)
-                    continue
-                if isinstance(error, KafkaError) and error.code not in RETRIABLE:
-                    self.world.violated(f"{self._topic}: {self.name} got {error.code.name} at {position}")
-                    return
-                await self.pause()
+                else:
+                    self.failed(error, f"{self._topic} at {position}")
+                    await self.pause()
                 continue
             if fetched.damage is not None or fetched.next_offset == position:
                 self.world.violated(f"{self._topic} cannot be read at {position}: {fetched.damage}")
@@ -139,7 +130,7 @@ class TopicChurn(SimClient):
         """Return where to resume reading: retention or an unanswered DeleteRecords may have moved the log start."""
         listed = await self.insist(lambda: Topics(self.cluster).offsets(self._topic, EARLIEST))
         start = listed[0].offset
-        may_be = self._perhaps_deleted_below if self._configs["retention.bytes"] == "-1" else len(self._values)
-        if not position < start <= may_be:
+        start_max = self._perhaps_deleted_below if self._configs["retention.bytes"] == "-1" else len(self._values)
+        if not position < start <= start_max:
             self.world.violated(f"{self._topic}: offset {position} does not exist, the log starts at {start}")
         return max(start, position + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
@@ -20,21 +21,31 @@ REQUEST_TIMEOUT_S = 1.0
 RETRY_PAUSE_S = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all clients of a run share: the world, the oracle, and the addresses of the nodes."""
+
+    world: World
+    history: History
+    bootstrap: list[tuple[str, int]]
+
+
 class SimClient:
     """One application. After `finish` it completes its remaining work; then `is_done` is true."""
 
-    def __init__(self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]]) -> None:
+    def __init__(self, name: str, service: Service) -> None:
         self.name = name
-        self.world = world
-        self.history = history
-        self.random: Random = world.random(f"client:{name}")
+        self.world = service.world
+        self.history = service.history
+        self.random: Random = service.world.random(f"client:{name}")
         self.is_finishing = False
         self.is_done = False
         self.errors: dict[str, int] = {}
         # Shuffled, so that clients do not all learn of leaders from the same node.
-        self._bootstrap = bootstrap if len(bootstrap) == 1 else self.random.sample(bootstrap, len(bootstrap))
+        nodes = service.bootstrap
+        self._bootstrap = nodes if len(nodes) == 1 else self.random.sample(nodes, len(nodes))
         self._cluster: Cluster | None = None
-        self._asked: dict[tuple[str, int], Cluster] = {}
+        self._single_nodes: dict[tuple[str, int], Cluster] = {}
 
     async def run(self) -> None:
         await self.work()
@@ -52,8 +63,11 @@ class SimClient:
     @property
     def cluster(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = Cluster(self._bootstrap, client_id=self.name, timeout_s=REQUEST_TIMEOUT_S)
+            self._cluster = self.new_cluster(*self._bootstrap)
         return self._cluster
+
+    def new_cluster(self, *nodes: tuple[str, int]) -> Cluster:
+        return Cluster(list(nodes), client_id=self.name, timeout_s=REQUEST_TIMEOUT_S)
 
     async def leader(self, topic: str, partition: int) -> Connection:
         """Return a connection to the partition's leader; retry until there is one."""
@@ -65,14 +79,19 @@ class SimClient:
 
         return await self.insist(find)
 
+    async def coordinator(self, group: str) -> Connection:
+        """Return a connection to the group's coordinator. Raises KafkaError and ClientError."""
+        deadline = Deadline(REQUEST_TIMEOUT_S)
+        return await self.cluster.connection(await self.cluster.coordinator(group, deadline), deadline)
+
     def _any_node(self) -> Cluster:
         """Return a random node to query for leaders: a node that lags may still name itself."""
         if len(self._bootstrap) == 1:
             return self.cluster
         address = self.random.choice(self._bootstrap)
-        if address not in self._asked:
-            self._asked[address] = Cluster([address], client_id=self.name, timeout_s=REQUEST_TIMEOUT_S)
-        return self._asked[address]
+        if address not in self._single_nodes:
+            self._single_nodes[address] = self.new_cluster(address)
+        return self._single_nodes[address]
 
     async def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry until the attempt succeeds. The scenario's deadline detects a cluster that never recovers."""
@@ -81,14 +100,12 @@ class SimClient:
                 return await attempt()
             except (ClientError, KafkaError, TimeoutError) as error:
                 self.failed(error)
-                if isinstance(error, KafkaError) and error.code not in RETRIABLE:
-                    self.world.violated(f"{self.name} got {error.code.name} ({error.message})")
                 await self.pause()
 
     async def drop_connections(self) -> None:
         """Close all connections, as an impatient application does before it starts over."""
-        asked, self._asked = self._asked, {}
-        for cluster in asked.values():
+        single_nodes, self._single_nodes = self._single_nodes, {}
+        for cluster in single_nodes.values():
             await cluster.close()
         if self._cluster is not None:
             cluster, self._cluster = self._cluster, None
@@ -97,6 +114,16 @@ class SimClient:
     async def pause(self) -> None:
         await asyncio.sleep(RETRY_PAUSE_S * (0.2 + self.random.random()))
 
-    def failed(self, error: BaseException) -> None:
+    async def rest(self, mean_s: float) -> None:
+        await asyncio.sleep(self.random.expovariate(1.0) * mean_s)
+
+    def failed(self, error: BaseException, where: object = "") -> None:
+        """Count an error. Report a violation if no client may get it."""
+        self.count(error)
+        if isinstance(error, KafkaError) and error.code not in RETRIABLE:
+            prefix = f"{where}: " if where else ""
+            self.world.violated(f"{prefix}{self.name} got {error.code.name} ({error.message})")
+
+    def count(self, error: BaseException) -> None:
         kind = error.code.name if isinstance(error, KafkaError) else type(error).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1

@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from chronik.metadata.image import OFFSETS_TOPIC
-from chronik.testing.sim.faults import FAULTS, MOMENTS, Nemesis, Strike
+from chronik.testing.sim.crash_points import ANSWERED, CLUSTER_POINTS
+from chronik.testing.sim.faults import FAULTS, Nemesis, Strike, Targets
 from chronik.testing.sim.host import Host
-from chronik.testing.sim.moments import ANSWERED, CLUSTER_MOMENTS
-from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode
-from chronik.testing.sim.world import World
 
 CLUSTER_FAULTS: Mapping[str, int] = {
     **FAULTS,
@@ -48,46 +46,36 @@ DRIFT_S_MAX = 5.0
 
 
 class ClusterNemesis(Nemesis):
-    """Invariant: if `mortal` is given, only that node ever loses unsynced writes."""
+    """Invariant: if the targets name a `mortal` node, only that node ever loses unsynced writes."""
 
-    def __init__(
-        self,
-        world: World,
-        network: Network,
-        nodes: Sequence[SimNode],
-        clients: Sequence[Host],
-        topic: str,
-        faults: Mapping[str, int] = CLUSTER_FAULTS,
-        mortal: SimNode | None = None,
-    ) -> None:
-        super().__init__(world, network, nodes, clients, faults, {**MOMENTS, **CLUSTER_MOMENTS})
+    def __init__(self, targets: Targets) -> None:
+        super().__init__(targets, CLUSTER_FAULTS, CLUSTER_POINTS)
         # Faults of all kinds at once mask each other: a long cut reveals nothing if another node dies meanwhile.
-        some = tuple(self._random.sample(sorted(faults), self._random.randint(2, 5)))
-        kinds = self._random.choice((tuple(faults), some, CUTS, CUTS, VOTES))
-        self._faults = {kind: faults[kind] for kind in kinds}
-        self._topic = topic
-        self._mortal = mortal
+        some = tuple(self._random.sample(sorted(CLUSTER_FAULTS), self._random.randint(2, 5)))
+        kinds = self._random.choice((tuple(CLUSTER_FAULTS), some, CUTS, CUTS, VOTES))
+        self._faults = {kind: CLUSTER_FAULTS[kind] for kind in kinds}
+        self._topic = targets.topic
+        self._mortal = targets.mortal
 
     # -- victims -------------------------------------------------------------------------------------------------------
 
     def _victim(self) -> SimNode:
         if self._random.random() < LEADER_SHARE:
-            leaders = [node for node in self._nodes if self._leads(node)]
+            leaders = [node for node in self._nodes if node.is_controller or self._leads_partition(node)]
             if leaders:
                 return self._random.choice(leaders)
         return self._random.choice(self._nodes)
 
-    def _leads(self, node: SimNode) -> bool:
-        broker = node.broker
-        if not node.is_ready or broker is None:
-            return False
-        return broker.is_controller or self._leads_partition(node)
+    def _controllers(self) -> list[SimNode]:
+        """Return the nodes that consider themselves the controller: usually one."""
+        return [node for node in self._nodes if node.is_controller]
 
     def _leads_partition(self, node: SimNode, topic: str = "") -> bool:
-        if not node.is_ready or node.broker is None:
-            return False
-        hosted = node.broker.host.partitions.values()
-        return any(each.topic == (topic or self._topic) and each.leader is not None for each in hosted)
+        broker = node.ready_broker
+        return broker is not None and any(
+            hosted.topic == (topic or self._topic) and hosted.leader is not None
+            for hosted in broker.host.partitions.values()
+        )
 
     def _may_lose(self, node: SimNode) -> bool:
         return self._mortal is None or node is self._mortal
@@ -137,9 +125,9 @@ class ClusterNemesis(Nemesis):
     def _part(self, node: SimNode) -> None:
         """Cut a partition's leader and the controller off from each other; other nodes still reach both."""
         leaders = [each for each in self._nodes if self._leads_partition(each)]
-        controllers = [each for each in self._nodes if each.is_ready and each.broker and each.broker.is_controller]
         leader = self._random.choice(leaders or [node])
-        other = self._random.choice([each for each in controllers or self._nodes if each is not leader] or [node])
+        controllers = [each for each in self._controllers() or self._nodes if each is not leader]
+        other = self._random.choice(controllers or [node])
         if other is not leader:
             self._cut_links([(leader.host, other.host), (other.host, leader.host)])
 
@@ -162,9 +150,9 @@ class ClusterNemesis(Nemesis):
 
     def _transfer(self, _: SimNode) -> None:
         """Make the controller transfer its Raft leadership to another node."""
-        for node in self._nodes:
+        for node in self._controllers():
             broker, process = node.broker, node.host.process
-            if node.is_ready and broker is not None and process is not None and broker.is_controller:
+            if broker is not None and process is not None:
                 self._world.note(f"{node.host.name} hands over the controller's part")
                 process.loop.call_soon_threadsafe(broker.member.raft.transfer_leadership)
 
@@ -173,15 +161,14 @@ class ClusterNemesis(Nemesis):
         for voter in self._nodes:
             strike = Strike(ANSWERED, 1, partial(self._cut_off_candidate, voter), partial(_has_just_voted, voter))
             self._armed[voter.host] = strike
-            self._world.after(COUP_WAIT_S, self._call_off, voter.host, strike)
+            self._world.after(COUP_WAIT_S, self._disarm, voter.host, strike)
         if self._random.random() < 0.5:
             self._transfer(node)
         else:
-            for leader in self._nodes:
-                if leader.is_ready and leader.broker is not None and leader.broker.is_controller:
-                    self._kill(leader)
+            for controller in self._controllers():
+                self._kill(controller)
 
-    def _call_off(self, host: Host, strike: Strike) -> None:
+    def _disarm(self, host: Host, strike: Strike) -> None:
         if self._armed.get(host) is strike:
             del self._armed[host]
 
@@ -225,8 +212,8 @@ class LoneCut(ClusterNemesis):
 
 def _has_just_voted(voter: SimNode) -> bool:
     """Return whether the voter's answer was, or may have been, the vote that elects another node."""
-    broker = voter.broker
-    if broker is None or not voter.takes_part:
+    broker = voter.running_broker
+    if broker is None:
         return False
     raft = broker.member.raft.node
     return raft.vote not in (None, raft.node_id) and raft.leader is None

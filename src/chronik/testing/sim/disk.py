@@ -151,15 +151,10 @@ class ProcessDisk:
         self.process.charge(SYNC_S_MIN + device.random.expovariate(1.0) * device.sync_s)
 
     def _folder(self, path: str) -> FolderNode:
-        node = self.device.root
-        for name in path.strip("/").split("/"):
-            if not name:
-                continue
-            found = node.names.get(name)
-            if not isinstance(found, FolderNode):
-                _no_such(path)
-            node = found
-        return node
+        folder = self.device.root.folder(path)
+        if folder is None:
+            _no_such(path)
+        return folder
 
     def _parent(self, path: str) -> tuple[FolderNode, str]:
         folder, _, name = path.rpartition("/")
@@ -191,14 +186,14 @@ class ProcessDisk:
     def mkdir(self, path: str) -> None:
         node = self.device.root
         for name in path.strip("/").split("/"):
-            found = node.names.get(name)
-            if found is None:
+            child = node.names.get(name)
+            if child is None:
                 self.begin("disk.mkdir")
-                found = FolderNode()
-                node.change(None, name, found)
-            if not isinstance(found, FolderNode):
+                child = FolderNode()
+                node.change(None, name, child)
+            if not isinstance(child, FolderNode):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            node = found
+            node = child
 
     def remove(self, path: str) -> None:
         self.begin("disk.remove")

@@ -1,7 +1,7 @@
 """The nemesis of disks: files that are lost, cut, corrupted or restored from an old copy; devices that fail or hang.
 
 Files are damaged while their node is down, alone or with all other nodes. The damaged node restarts first, last or in
-between. `Wounds` decides which node's files may be damaged: one node's at a time.
+between. `DamageTracker` decides which node's files may be damaged: one node's at a time.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from chronik.testing.sim.availability import Availability
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis
+from chronik.testing.sim.damage import DamageTracker
 from chronik.testing.sim.disk import SYNCS, WRITES
-from chronik.testing.sim.host import Host
-from chronik.testing.sim.network import Network
+from chronik.testing.sim.faults import Targets
+from chronik.testing.sim.history import Availability
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.tree import FileNode, FolderNode
-from chronik.testing.sim.world import World
-from chronik.testing.sim.wounds import Wounds
 
-WOUNDS: Mapping[str, int] = {
+FILE_FAULTS: Mapping[str, int] = {
     "lose_log": 8,
     "shorten": 8,
     "damage": 8,
@@ -38,8 +36,8 @@ LAGGING_S = (2.5, 4.0)
 """Longer than a session: the other nodes continue without a node that is down for this long."""
 WHOLE_LATER_S = (2.0, 6.0)
 COPIES_KEPT = 3
-WOUND_AGAIN_S = 0.3
-WOUND_TRIES = 8
+RETRY_S = 0.3
+TRIES_MAX = 8
 WITHOUT_STORES_S = (2.0, 5.0)
 STORE_AGE_S = (0.3, 3.0)
 """The age of a Raft store that is restored from a copy."""
@@ -52,20 +50,11 @@ SICK_S = 18.0
 class DiskNemesis(ClusterNemesis):
     """A `ClusterNemesis` with disk faults in addition."""
 
-    def __init__(
-        self,
-        world: World,
-        network: Network,
-        nodes: Sequence[SimNode],
-        clients: Sequence[Host],
-        topic: str,
-        kinds: Sequence[str],
-        mortal: SimNode | None = None,
-    ) -> None:
-        super().__init__(world, network, nodes, clients, topic, mortal=mortal)
-        weights = {**CLUSTER_FAULTS, **WOUNDS, "lose_all_stores": 4, "fail_disk": 3, "hang_disk": 3}
+    def __init__(self, targets: Targets, kinds: Sequence[str]) -> None:
+        super().__init__(targets)
+        weights = {**CLUSTER_FAULTS, **FILE_FAULTS, "lose_all_stores": 4, "fail_disk": 3, "hang_disk": 3}
         self._faults = {kind: weights[kind] for kind in kinds}
-        self.wounds = Wounds(world, nodes)
+        self.damage = DamageTracker(self._world, targets.nodes)
         self._stores: list[tuple[SimNode, FileNode]] = []
         """The Raft stores that were taken from their nodes."""
         self._old_stores: list[SimNode] = []
@@ -76,7 +65,7 @@ class DiskNemesis(ClusterNemesis):
     def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
         return {
             **super()._faults_by_name(),
-            **{kind: partial(self._wound, kind) for kind in WOUNDS},
+            **{kind: partial(self._damage_files, kind) for kind in FILE_FAULTS},
             "lose_all_stores": self._lose_all_stores,
             "fail_disk": self._fail_disk,
             "hang_disk": self._hang_disk,
@@ -96,9 +85,9 @@ class DiskNemesis(ClusterNemesis):
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _wound(self, kind: str, node: SimNode, tries: int = WOUND_TRIES) -> None:
+    def _damage_files(self, kind: str, node: SimNode, tries: int = TRIES_MAX) -> None:
         """Damage the files of this node, or of another that may be damaged; if there is none, retry for a while."""
-        victim = None if self._is_over else self._one_to_hurt(kind, node)
+        victim = None if self._is_over else self._node_to_damage(kind, node)
         self._is_waiting = victim is None and tries > 0 and not self._is_over
         if victim is None:
             if not self._is_waiting:
@@ -106,7 +95,7 @@ class DiskNemesis(ClusterNemesis):
                 return
             if kind == "roll_back" and node.is_ready and not node.copies:
                 self._kill(node)  # `_start` copies its folder before it runs again
-            self._world.after(WOUND_AGAIN_S, self._wound, kind, node, tries - 1)
+            self._world.after(RETRY_S, self._damage_files, kind, node, tries - 1)
         elif kind == "roll_back":
             self._roll_back(victim)
         elif kind in ("lose_store", "lose_node"):
@@ -118,7 +107,7 @@ class DiskNemesis(ClusterNemesis):
         """Often take another node down first to make it lag; it restarts with the damaged node, before intact nodes."""
         others = [each for each in self._nodes if each is not node and each.is_ready]
         lagging = self._random.choice(others) if others and self._random.random() < LAGGING_SHARE else None
-        store = self.wounds.files(node).copy_store()
+        store = self.damage.files(node).copy_store()
         wait_s = self._random.uniform(*STORE_AGE_S)
         if lagging is not None:
             self._world.note(f"{lagging.host.name} is to fall behind")
@@ -127,31 +116,31 @@ class DiskNemesis(ClusterNemesis):
         elif kind != "old_store":
             wait_s = 0.0
         self._is_waiting = True
-        self._world.after(wait_s, self._hurt, kind, node, lagging, store)
+        self._world.after(wait_s, self._damage_now, kind, node, lagging, store)
 
-    def _hurt(self, kind: str, node: SimNode, lagging: SimNode | None, store: FileNode | None) -> None:
+    def _damage_now(self, kind: str, node: SimNode, lagging: SimNode | None, store: FileNode | None) -> None:
         self._is_waiting = False
-        if self._is_over or not self._may_hurt(kind, node):
+        if self._is_over or not self._may_damage(kind, node):
             self.counts[kind] -= 1
             if lagging is not None:
                 lagging.start_when_down()
         elif kind == "old_store":
             self._put_old_store(node, lagging, store)
         else:
-            self._hurt_a_log(kind, node, lagging)
+            self._damage_log(kind, node, lagging)
 
-    def _one_to_hurt(self, kind: str, node: SimNode) -> SimNode | None:
+    def _node_to_damage(self, kind: str, node: SimNode) -> SimNode | None:
         others = self._random.sample(self._nodes, len(self._nodes))
-        return next((each for each in (node, *others) if self._may_hurt(kind, each)), None)
+        return next((each for each in (node, *others) if self._may_damage(kind, each)), None)
 
-    def _may_hurt(self, kind: str, node: SimNode) -> bool:
-        if not self._may_lose(node) or not self.wounds.may_hurt(node):
+    def _may_damage(self, kind: str, node: SimNode) -> bool:
+        if not self._may_lose(node) or not self.damage.may_damage(node):
             return False
         return kind != "roll_back" or (bool(_older_copies(node)) and self._others_remember(node))
 
-    def _hurt_a_log(self, kind: str, node: SimNode, lagging: SimNode | None) -> None:
+    def _damage_log(self, kind: str, node: SimNode, lagging: SimNode | None) -> None:
         down = self._take_down(node) if lagging is None else self._take_all_down()
-        files = self.wounds.files(node)
+        files = self.damage.files(node)
         exposed = files.exposed()
         if exposed:
             chosen = self._random.choice(exposed)
@@ -162,7 +151,7 @@ class DiskNemesis(ClusterNemesis):
             else:
                 what = files.damage(chosen, self._random)
             self._world.note(f"{node.host.name}: {chosen.log[0]}-{chosen.log[1]}, durable up to {chosen.upto}, {what}")
-            self.wounds.hurt(node)
+            self.damage.mark_damaged(node)
         else:
             self.counts[kind] -= 1
         self._bring_up(node, down, lagging)
@@ -170,9 +159,9 @@ class DiskNemesis(ClusterNemesis):
     def _roll_back(self, node: SimNode) -> None:
         """Restore the data folder as it was before an earlier run of the node."""
         down = self._take_down(node)
-        self.wounds.files(node).put_back(self._random.choice(_older_copies(node)))
+        self.damage.files(node).put_back(self._random.choice(_older_copies(node)))
         self._world.note(f"{node.host.name} has its data folder from an earlier time")
-        self.wounds.hurt(node)
+        self.damage.mark_damaged(node)
         self._bring_up(node, down)
 
     def _put_old_store(self, node: SimNode, lagging: SimNode | None, store: FileNode | None) -> None:
@@ -184,19 +173,19 @@ class DiskNemesis(ClusterNemesis):
         for each in down:
             each.kill()
         if store is not None:
-            self.wounds.files(node).put_store(store)
+            self.damage.files(node).put_store(store)
         self._world.note(f"{node.host.name} has its Raft store from a moment ago")
         node.copies.clear()
-        self.wounds.hurt(node)
+        self.damage.mark_damaged(node)
         self._old_stores.append(node)
         self._bring_up(node, down, lagging)
         self._world.after(self._random.uniform(*STORE_REFUSED_S), self._remove_old_stores)
 
     def _remove_old_stores(self) -> None:
-        refused, self._old_stores = [node for node in self._old_stores if not node.takes_part], []
+        refused, self._old_stores = [node for node in self._old_stores if node.running_broker is None], []
         for node in refused:
             node.kill()
-            self.wounds.files(node).take_store()
+            self.damage.files(node).take_store()
             self._world.note(f"{node.host.name} has no Raft store any more")
             node.start_when_down()
 
@@ -205,17 +194,17 @@ class DiskNemesis(ClusterNemesis):
 
         Otherwise no node would know what was committed: a voter that is rolled back is a lost voter.
         """
-        if not all(each.takes_part for each in self._nodes):
+        rafts = {each: broker.member.raft.node for each in self._nodes if (broker := each.running_broker) is not None}
+        if len(rafts) < len(self._nodes):
             return False
-        rafts = {each: each.broker.member.raft.node for each in self._nodes if each.broker is not None}
         term, commit = max(raft.term for raft in rafts.values()), max(raft.commit_index for raft in rafts.values())
         return all(
             raft.term == term and raft.applied_index >= commit for each, raft in rafts.items() if each is not node
         )
 
     def _start(self, node: SimNode) -> None:
-        if "roll_back" in self._faults and not node.is_up and self.wounds.files(node).exist:
-            node.copies.append((node.starts, self.wounds.files(node).copy()))
+        if "roll_back" in self._faults and not node.is_up and self.damage.files(node).exist:
+            node.copies.append((node.starts, self.damage.files(node).copy()))
             del node.copies[:-COPIES_KEPT]
         super()._start(node)
 
@@ -223,12 +212,12 @@ class DiskNemesis(ClusterNemesis):
         """Remove the node's Raft store, or all its files: it joins the cluster as a new member."""
         self._crash(node)
         if kind == "lose_store":
-            self.wounds.files(node).take_store()
+            self.damage.files(node).take_store()
         else:
-            self.wounds.files(node).wipe()
+            self.damage.files(node).wipe()
         self._world.note(f"{node.host.name} lost {'its Raft store' if kind == 'lose_store' else 'its disk'}")
         node.copies.clear()
-        self.wounds.hurt(node)
+        self.damage.mark_damaged(node)
         self._bring_up(node, [node])
 
     def _lose_all_stores(self, node: SimNode) -> None:
@@ -236,8 +225,8 @@ class DiskNemesis(ClusterNemesis):
 
         Only if every node has logs: nodes without any data may rightly form a new cluster.
         """
-        files = [self.wounds.files(each) for each in self._nodes]
-        if self._stores or not self.wounds.is_healed() or not all(each.exposed() for each in files):
+        files = [self.damage.files(each) for each in self._nodes]
+        if self._stores or not self.damage.has_recovered() or not all(each.exposed() for each in files):
             self.counts["lose_all_stores"] -= 1
             self._fault("kill", node)()
             return
@@ -256,7 +245,7 @@ class DiskNemesis(ClusterNemesis):
         for node, _ in stores:
             node.kill()
         for node, store in stores:
-            self.wounds.files(node).put_store(store)
+            self.damage.files(node).put_store(store)
             node.host.resume()
             node.start_when_down()
         if stores:
@@ -338,19 +327,8 @@ def _older_copies(node: SimNode) -> list[FolderNode]:
 class SickDisk(DiskNemesis):
     """One device fails or hangs, long enough to show that the cluster continues without it; no other fault occurs."""
 
-    def __init__(
-        self,
-        world: World,
-        network: Network,
-        nodes: Sequence[SimNode],
-        clients: Sequence[Host],
-        topic: str,
-        kinds: Sequence[str],
-        *,
-        mortal: SimNode | None,
-        availability: Availability,
-    ) -> None:
-        super().__init__(world, network, nodes, clients, topic, kinds, mortal)
+    def __init__(self, targets: Targets, kinds: Sequence[str], availability: Availability) -> None:
+        super().__init__(targets, kinds)
         self._availability = availability
 
     def begin(self, until_s: float, pause_s: float) -> None:
@@ -361,7 +339,7 @@ class SickDisk(DiskNemesis):
         super().end()
 
     def _sicken(self) -> None:
-        controllers = [node for node in self._nodes if node.is_ready and node.broker and node.broker.is_controller]
+        controllers = self._controllers()
         is_controller = self._random.random() < 0.5
         node = self._random.choice(controllers if controllers and is_controller else self._nodes)
         kind = self._random.choice(("fail_disk", "hang_disk"))

@@ -8,31 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
+from chronik.testing.sim.crash_points import NODE_POINTS
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode
-from chronik.testing.sim.world import World
 
-MOMENTS: Mapping[str, int] = {
-    "job.submitted": 4,
-    "job.done": 2,
-    "job.reported": 2,
-    "segment.arrived": 2,
-    "disk.write": 2,
-    "disk.written": 4,
-    "disk.sync": 4,
-    "disk.synced": 2,
-    "disk.sync_dir": 1,
-    "disk.synced_dir": 1,
-    "disk.create": 1,
-    "disk.rename": 1,
-    "disk.renamed": 1,
-    "disk.remove": 1,
-    "disk.removed": 1,
-    "disk.truncate": 1,
-}
-"""Each crash point and its weight."""
 FAULTS: Mapping[str, int] = {
     "kill": 5,
     "power": 8,
@@ -49,8 +31,8 @@ FAULTS: Mapping[str, int] = {
 
 CRASHES = ("kill", "power", "pause", "freeze", "kill_all", "power_all")
 """Faults that may wait for a crash point."""
-MOMENT_SHARE = 0.75
-MOMENT_WAIT_S = 0.4
+CRASH_POINT_SHARE = 0.75
+CRASH_POINT_WAIT_S = 0.4
 SECOND_CRASH_SHARE = 0.4
 DOWN_S_MAX = 0.3
 SOON_S = 0.4
@@ -60,40 +42,46 @@ SOON_S = 0.4
 class Strike:
     """A fault that waits for a crash point."""
 
-    moment: str
+    point: str
     countdown: int
     carry_out: Callable[[], None]
     is_due: Callable[[], bool] = lambda: True
     """Whether to strike here, or to wait for another crash point of the same name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What faults are injected into: nodes, and the network between them and the machines of their clients."""
+
+    network: Network
+    nodes: Sequence[SimNode]
+    clients: Sequence[Host]
+    topic: str
+    mortal: SimNode | None = None
+    """If given, only this node may lose unsynced writes."""
+
+
 class Nemesis:
     """Breaks and repairs nodes, and the network between them and their clients."""
 
     def __init__(
-        self,
-        world: World,
-        network: Network,
-        nodes: Sequence[SimNode],
-        clients: Sequence[Host],
-        faults: Mapping[str, int] = FAULTS,
-        moments: Mapping[str, int] = MOMENTS,
+        self, targets: Targets, faults: Mapping[str, int] = FAULTS, points: Mapping[str, int] = NODE_POINTS
     ) -> None:
         self.counts: dict[str, int] = {}
-        self._world = world
-        self._network = network
-        self._nodes = nodes
-        self._clients = clients
+        self._world = targets.network.world
+        self._network = targets.network
+        self._nodes = targets.nodes
+        self._hosts = (*targets.clients, *(node.host for node in targets.nodes))
         self._faults = faults
-        self._moments = moments
-        self._random = world.random("nemesis")
+        self._points = points
+        self._random = self._world.random("nemesis")
         self._armed: dict[Host, Strike] = {}
         self._is_over = False
 
     def begin(self, until_s: float, pause_s: float) -> None:
         """Inject faults at random times, on average `pause_s` apart, until `until_s`."""
         for node in self._nodes:
-            node.host.on_moment = self._on_moment
+            node.host.on_crash_point = self._on_crash_point
         now_s = self._world.now
         while True:
             now_s += pause_s * (0.3 + 1.4 * self._random.random())
@@ -105,12 +93,10 @@ class Nemesis:
         """Repair everything and inject no more faults."""
         self._is_over = True
         self._armed.clear()
-        for one in (*self._clients, *(node.host for node in self._nodes)):
-            for other in (*self._clients, *(node.host for node in self._nodes)):
-                if one is not other:
-                    self._network.heal(one, other)
+        for one, other in permutations(self._hosts, 2):
+            self._network.heal(one, other)
         for node in self._nodes:
-            node.host.on_moment = None
+            node.host.on_crash_point = None
             node.host.disk.make_room()
             node.host.disk.slowness = 1.0
             node.host.resume()
@@ -128,8 +114,7 @@ class Nemesis:
         node = self._victim()
         kind = self._random.choices(list(self._faults), list(self._faults.values()))[0]
         carry_out = self._fault(kind, node)
-        is_crash = kind in CRASHES
-        if is_crash and self._random.random() < MOMENT_SHARE:
+        if kind in CRASHES and self._random.random() < CRASH_POINT_SHARE:
             self._arm(node, self._random.randint(1, 8), carry_out)
         else:
             carry_out()
@@ -138,23 +123,23 @@ class Nemesis:
         return self._random.choice(self._nodes)
 
     def _arm(self, node: SimNode, countdown: int, carry_out: Callable[[], None]) -> None:
-        moment = self._random.choices(list(self._moments), list(self._moments.values()))[0]
-        strike = self._armed[node.host] = Strike(moment, countdown, carry_out)
-        self._world.after(MOMENT_WAIT_S, self._give_up, node.host, strike)
+        point = self._random.choices(list(self._points), list(self._points.values()))[0]
+        strike = self._armed[node.host] = Strike(point, countdown, carry_out)
+        self._world.after(CRASH_POINT_WAIT_S, self._strike_anyway, node.host, strike)
 
-    def _give_up(self, host: Host, strike: Strike) -> None:
+    def _strike_anyway(self, host: Host, strike: Strike) -> None:
         if self._armed.get(host) is strike:
             del self._armed[host]
             strike.carry_out()
 
-    def _on_moment(self, host: Host, moment: str) -> None:
+    def _on_crash_point(self, host: Host, point: str) -> None:
         strike = self._armed.get(host)
-        if strike is None or strike.moment != moment or not strike.is_due():
+        if strike is None or strike.point != point or not strike.is_due():
             return
         strike.countdown -= 1
         if strike.countdown == 0:
             del self._armed[host]
-            self._world.note(f"{host.name} reaches {moment}")
+            self._world.note(f"{host.name} reaches {point}")
             strike.carry_out()
 
     def _fault(self, kind: str, node: SimNode) -> Callable[[], None]:
@@ -244,7 +229,7 @@ class Nemesis:
             self._fault(self._random.choice(("kill", "power", "stop")), node)()
 
     def _cut(self, node: SimNode) -> None:
-        others = [host for host in (*self._clients, *(each.host for each in self._nodes)) if host is not node.host]
+        others = [host for host in self._hosts if host is not node.host]
         way = self._random.choice(("in", "out", "both"))
         duration_s = self._random.expovariate(1.0) * 0.8
         for other in self._random.sample(others, self._random.randint(1, len(others))):
@@ -256,9 +241,9 @@ class Nemesis:
                 self._world.after(duration_s, self._network.heal, node.host, other)
 
     def _reset(self, node: SimNode) -> None:
-        count = self._network.reset_some((node.host,), self._random.random())
+        count = self._network.reset_some(node.host, self._random.random())
         self._world.note(f"{count} connections of {node.host.name} are reset")
 
     def _silence(self, node: SimNode) -> None:
-        count = self._network.silence_some((node.host,), self._random.random())
+        count = self._network.silence_some(node.host, self._random.random())
         self._world.note(f"{count} connections of {node.host.name} fall silent")

@@ -7,10 +7,12 @@ of the machine (unsynced data is lost, and peers are not notified).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import gc
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chronik.testing.sim.clock import Clock
 from chronik.testing.sim.disk import DiskSpeed, SimDisk
 from chronik.testing.sim.loop import SimLoop
 from chronik.testing.sim.threads import SimExecutor
@@ -19,9 +21,45 @@ from chronik.testing.sim.world import World
 if TYPE_CHECKING:
     from chronik.testing.sim.network import Network
 
+EPOCH_MS = 1_750_000_000_000
+"""The wall clock at the start of a run, without the offset of a machine."""
 CLOCK_DRIFT_MAX = 200e-6
 CLOCK_OFFSET_S_MAX = 1e6
 WALL_OFFSET_MS_MAX = 400
+
+
+@dataclass(slots=True)
+class Clock:
+    """A machine's monotonic and wall clocks: both run slightly fast or slow, and start at any value.
+
+    Invariant: `monotonic_s` never goes backwards; `wall_ms` may jump.
+    """
+
+    world: World
+    rate: float = 1.0
+    offset_s: float = 0.0
+    wall_offset_ms: int = 0
+
+    def monotonic_s(self) -> float:
+        return self.offset_s + self.world.now * self.rate
+
+    def step_wall(self, step_ms: int) -> None:
+        """Set the wall clock forward or back."""
+        self.wall_offset_ms += step_ms
+
+    def run_at(self, rate: float) -> None:
+        """Change the rate of both clocks from now on; neither jumps."""
+        gained_s = self.world.now * (self.rate - rate)
+        self.offset_s += gained_s
+        self.wall_offset_ms += round(gained_s * 1000)
+        self.rate = rate
+
+    def world_s(self, monotonic_s: float) -> float:
+        """Return the world time at which this clock shows `monotonic_s`."""
+        return (monotonic_s - self.offset_s) / self.rate
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + self.wall_offset_ms + int(self.world.now * self.rate * 1000)
 
 
 class Crashed(BaseException):
@@ -68,16 +106,16 @@ class Process:
         else:
             self.loop.charge(seconds)
 
-    def reached(self, moment: str) -> None:
+    def reached(self, point: str) -> None:
         """Pass a crash point. The nemesis may strike here; raise `Crashed` if the process is then dead."""
         self.check_alive()
-        self.noticed(moment)
+        self.reached_outside(point)
         self.check_alive()
 
-    def noticed(self, moment: str) -> None:
+    def reached_outside(self, point: str) -> None:
         """Pass a crash point outside the process's own code."""
-        if self.host.on_moment is not None:
-            self.host.on_moment(self.host, moment)
+        if self.host.on_crash_point is not None:
+            self.host.on_crash_point(self.host, point)
 
     def when_continued(self, call: Callable[[], None]) -> None:
         """Call when the paused process resumes; never, if it ends instead."""
@@ -125,7 +163,7 @@ class Host:
         self.is_powered = True
         self.boots = 1
         self.process: Process | None = None
-        self.on_moment: Callable[[Host, str], None] | None = None
+        self.on_crash_point: Callable[[Host, str], None] | None = None
         self._processes: list[Process] = []
         network.add(self)
 
@@ -174,3 +212,15 @@ class Host:
             process.end()
         for process in self._processes:
             process.loop.bury()
+
+
+def release(hosts: Iterable[Host]) -> None:
+    """Free the dead processes of these machines now, and ignore what their tasks raise while they are freed."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        for host in hosts:
+            host.bury()
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import RETRIABLE, ClientError
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, SimClient
-from chronik.testing.sim.fetching import fetch
-from chronik.testing.sim.group_calls import commit_offsets, committed_offsets, raise_for
-from chronik.testing.sim.history import History
-from chronik.testing.sim.world import World
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.requests import commit_offsets, committed_offsets, fetch, raise_for
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -49,31 +45,20 @@ class MemberSettings:
         return MemberSettings(random.choice((600, 1500)), random.choice((0.5, 0.5, 0.02)), random.choice((1.5, 6.0)))
 
 
-DEFAULT_SETTINGS = MemberSettings(session_ms=1500, commit_share=0.5, stay_s=1e9)
-
-
 class SimMember(SimClient):
     """One member; reads the partitions that the group leader assigned to it."""
 
     def __init__(
-        self,
-        name: str,
-        world: World,
-        history: History,
-        bootstrap: list[tuple[str, int]],
-        group: str,
-        topic: str,
-        partitions: int,
-        settings: MemberSettings = DEFAULT_SETTINGS,
+        self, name: str, service: Service, group: str, topic: str, partitions: int, settings: MemberSettings
     ) -> None:
-        super().__init__(name, world, history, bootstrap)
+        super().__init__(name, service)
         self.group = group
         self.topic = topic
         self.generations = 0
         self.commits = 0
         self._partitions = partitions
         self._settings = settings
-        self._ownership = history.ownership(group)
+        self._ownership = service.history.ownership(group)
         self._member_id = ""
         self._generation = -1
         self._next_heartbeat_s = 0.0
@@ -81,16 +66,16 @@ class SimMember(SimClient):
     async def work(self) -> None:
         while not self.is_finishing:
             try:
-                coordinator = await self._coordinator()
+                coordinator = await self.coordinator(self.group)
                 assigned = await self._join(coordinator)
                 self.generations += 1
                 await self._consume(coordinator, assigned)
                 self._ownership.lost(self.name)
                 if not self.is_finishing:
-                    await self._go(coordinator)
+                    await self._leave(coordinator)
             except (ClientError, KafkaError, TimeoutError) as error:
                 self._ownership.lost(self.name)
-                self.failed(error)
+                self.count(error)
                 await self._start_over(error)
 
     async def _start_over(self, error: BaseException) -> None:
@@ -105,12 +90,7 @@ class SimMember(SimClient):
             await self.drop_connections()
         await self.pause()
 
-    async def _coordinator(self) -> Connection:
-        deadline = Deadline(REQUEST_TIMEOUT_S)
-        node_id = await self.cluster.coordinator(self.group, deadline)
-        return await self.cluster.connection(node_id, deadline)
-
-    async def _go(self, coordinator: Connection) -> None:
+    async def _leave(self, coordinator: Connection) -> None:
         """Leave the group, with or without LeaveGroup, and come back as a new member."""
         if self.random.random() < 0.5:
             leaving = {"member_id": self._member_id, "group_instance_id": None, "reason": None}
@@ -135,9 +115,9 @@ class SimMember(SimClient):
             assignments = [
                 {
                     "member_id": member,
-                    "assignment": json.dumps(list(range(at, self._partitions, len(members)))).encode(),
+                    "assignment": json.dumps(list(range(index, self._partitions, len(members)))).encode(),
                 }
-                for at, member in enumerate(members)
+                for index, member in enumerate(members)
             ]
         sent_s = self.world.now
         response = await self._call(
@@ -200,14 +180,14 @@ class SimMember(SimClient):
                 if after > before:
                     self.history.group(self.group, self.topic, partition).processed(before, after, self.name)
                     positions[partition] = after
-                await self._keep_alive(coordinator)
+                await self._heartbeat_if_due(coordinator)
             if not assigned:
                 await self.pause()
-                await self._keep_alive(coordinator)
+                await self._heartbeat_if_due(coordinator)
             elif self.random.random() < self._settings.commit_share:
                 await self._commit(coordinator, positions)
 
-    async def _keep_alive(self, coordinator: Connection) -> None:
+    async def _heartbeat_if_due(self, coordinator: Connection) -> None:
         sent_s = self.world.now
         if sent_s >= self._next_heartbeat_s:
             self._next_heartbeat_s = sent_s + self._session_s / 4
@@ -217,9 +197,9 @@ class SimMember(SimClient):
     async def _committed(self, coordinator: Connection, partition: int) -> int:
         history = self.history.group(self.group, self.topic, partition)
         known = history.committed
-        found = await committed_offsets(coordinator, self.group, self.topic, [partition], require_stable=False)
-        history.fetched(found[partition], known, self.name)
-        return max(0, found[partition])
+        offsets = await committed_offsets(coordinator, self.group, self.topic, [partition], require_stable=False)
+        history.fetched(offsets[partition], known, self.name)
+        return max(0, offsets[partition])
 
     async def _commit(self, coordinator: Connection, positions: dict[int, int]) -> None:
         for partition, offset in positions.items():

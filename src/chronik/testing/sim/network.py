@@ -108,11 +108,11 @@ class Network:
         self._hosts[host.address] = host
 
     def link(self, source: Host, target: Host) -> Link:
-        found = self._links.get((source.address, target.address))
-        if found is None:
+        key = (source.address, target.address)
+        if key not in self._links:
             latency_s = 10e-6 if source is target else self.base_latency_s * (0.5 + self.random.random())
-            found = self._links[(source.address, target.address)] = Link(latency_s, latency_s * self.random.random())
-        return found
+            self._links[key] = Link(latency_s, latency_s * self.random.random())
+        return self._links[key]
 
     def latency_s(self, source: Host, target: Host) -> float:
         link = self.link(source, target)
@@ -166,8 +166,8 @@ class Network:
 
     def listener(self, address: str, port: int) -> Listener | None:
         """Return the listener that accepts connections at this address, if any."""
-        found = self._listeners.get((address, port))
-        return found if found is not None and found.is_serving() else None
+        listener = self._listeners.get((address, port))
+        return listener if listener is not None and listener.is_serving() else None
 
     def unbind(self, listener: Listener) -> None:
         key = (listener.process.host.address, listener.port)
@@ -202,8 +202,8 @@ class Network:
         def syn_arrives() -> None:
             if not target.is_powered or connected.done() or not process.is_alive:
                 return
-            listener = self._listeners.get((address, port))
-            if listener is None or not listener.is_serving():
+            listener = self.listener(address, port)
+            if listener is None:
                 refused = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
                 self.carry(target, source, lambda: answer(refused))
                 return
@@ -232,19 +232,18 @@ class Network:
 
     def process_ended(self, process: Process) -> None:
         """Close the dead process's sockets, as the kernel does."""
-        for key, listener in list(self._listeners.items()):
-            if listener.process is process:
-                del self._listeners[key]
+        self._drop_listeners(lambda listener: listener.process is process)
         for transport in [each for each in self._transports if each.process is process]:
             transport.close_socket()
 
     def machine_lost(self, host: Host) -> None:
         """Drop the connections of a machine that lost power, without notice to its peers."""
-        for key, listener in list(self._listeners.items()):
-            if listener.process.host is host:
-                del self._listeners[key]
+        self._drop_listeners(lambda listener: listener.process.host is host)
         for transport in [each for each in self._transports if each.process.host is host]:
             transport.vanish()
+
+    def _drop_listeners(self, ended: Callable[[Listener], bool]) -> None:
+        self._listeners = {key: listener for key, listener in self._listeners.items() if not ended(listener)}
 
     def machine_back(self, host: Host) -> None:
         """Reset peers with unacknowledged data in flight: they retransmit, and the machine's kernel sends a reset."""
@@ -253,10 +252,10 @@ class Network:
             if peer is not None and peer.process.host is host and peer.is_gone and transport.in_flight_bytes:
                 self.world.after(self.random.random() * RETRANSMIT_S_MAX, transport.arrived_reset)
 
-    def reset_some(self, hosts: tuple[Host, ...], share: float) -> int:
-        """Reset some connections of these machines at both ends, as a middlebox does that forgets them."""
+    def reset_some(self, host: Host, share: float) -> int:
+        """Reset some connections of this machine at both ends, as a middlebox does that forgets them."""
         count = 0
-        for transport in [each for each in self._transports if each.process.host in hosts]:
+        for transport in [each for each in self._transports if each.process.host is host]:
             if self.random.random() < share and not transport.is_gone:
                 transport.arrived_reset()
                 if transport.peer is not None:
@@ -264,10 +263,10 @@ class Network:
                 count += 1
         return count
 
-    def silence_some(self, hosts: tuple[Host, ...], share: float) -> int:
+    def silence_some(self, host: Host, share: float) -> int:
         """Silence some connections: they stay open at both ends, but carry no more data."""
         count = 0
-        for transport in [each for each in self._transports if each.process.host in hosts]:
+        for transport in [each for each in self._transports if each.process.host is host]:
             if self.random.random() < share and transport.peer is not None:
                 transport.is_silenced = transport.peer.is_silenced = True
                 count += 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Iterable
 
+from chronik.metadata.image import ClusterImage
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, Listen, NodeConfig
 from chronik.node.environment import Environment
@@ -64,9 +66,19 @@ class SimNode:
         return self.host.is_powered and process is not None and process.is_alive
 
     @property
-    def takes_part(self) -> bool:
-        """Whether its broker is open and takes part in the Raft group."""
-        return self.is_up and self.broker is not None
+    def running_broker(self) -> Broker | None:
+        """The broker, if it is open and takes part in the Raft group."""
+        return self.broker if self.is_up else None
+
+    @property
+    def ready_broker(self) -> Broker | None:
+        """The broker, if it serves clients."""
+        return self.broker if self.is_ready else None
+
+    @property
+    def is_controller(self) -> bool:
+        broker = self.ready_broker
+        return broker is not None and broker.is_controller
 
     def start(self) -> None:
         """Start the program, unless it is running."""
@@ -145,6 +157,12 @@ class SimNode:
         if not self.is_ready:
             self.start()
             self.world.after(TRY_AGAIN_S, self.start_when_down)
+
+
+def newest_image(nodes: Iterable[SimNode]) -> ClusterImage | None:
+    """Return the newest image of all running nodes: a leader acts on its own image."""
+    images = [broker.image for node in nodes if (broker := node.running_broker) is not None]
+    return max(images, key=lambda image: image.version, default=None)
 
 
 def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:

@@ -1,4 +1,4 @@
-"""A producer: sends batches of unique records to every partition, pipelined, with any acks, idempotent or not.
+"""Producers: one sends unique records to every partition, pipelined, with any acks; one appends a batch at a time.
 
 An idempotent producer resends batches in order with the same sequences until all are acknowledged. Any other producer
 never sends a record twice: an unanswered batch may or may not be in the log, and later batches start a new stream.
@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chronik.client.connection import Connection
-from chronik.client.errors import RETRIABLE, ClientError
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, SimClient
-from chronik.testing.sim.history import History, PartitionHistory, RecordName
-from chronik.testing.sim.world import World
+from chronik.client.errors import ClientError
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.history import PartitionHistory, RecordName
+from chronik.testing.sim.host import EPOCH_MS
+from chronik.testing.sim.requests import (
+    TOPIC_NAMES_MAX_VERSION,
+    init_producer_id,
+    produce_request,
+    produced_offset,
+)
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import encode_batch
-from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
-
-BY_NAME_AT_MOST = 12
-PRODUCE_TIMEOUT_MS = 700
+from chronik.wire.errors import KafkaError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,8 @@ class Batch:
 class SimProducer(SimClient):
     """One producer, with one produce lane for each partition."""
 
-    def __init__(
-        self,
-        name: str,
-        world: World,
-        history: History,
-        bootstrap: list[tuple[str, int]],
-        topic: str,
-        partitions: int,
-        settings: ProducerSettings,
-    ) -> None:
-        super().__init__(name, world, history, bootstrap)
+    def __init__(self, name: str, service: Service, topic: str, partitions: int, settings: ProducerSettings) -> None:
+        super().__init__(name, service)
         self.topic = topic
         self.settings = settings
         self.producer_id = -1
@@ -70,31 +64,25 @@ class SimProducer(SimClient):
             await self.insist(self._init_producer_id)
         async with asyncio.TaskGroup() as group:
             for partition in range(self._partitions):
-                lane = _Lane(self, self.history.partition(self.topic, partition), partition)
+                lane = _ProduceLane(self, self.history.partition(self.topic, partition))
                 group.create_task(lane.run(), name=f"{self.name}-{partition}")
 
     async def _init_producer_id(self) -> None:
-        values = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
-        connection = await self.leader(self.topic, 0)
-        response = await connection.call(ApiKey.INIT_PRODUCER_ID, values, timeout_s=REQUEST_TIMEOUT_S)
-        if response.error_code != ErrorCode.none:
-            raise KafkaError(response.error_code, "no producer id")
-        self.producer_id, self.producer_epoch = int(response.producer_id), int(response.producer_epoch)
-        self.history.producer_id_given(self.producer_id, self.producer_epoch, self.name)
+        self.producer_id, self.producer_epoch = await init_producer_id(await self.leader(self.topic, 0))
+        self.history.producer_id_assigned(self.producer_id, self.producer_epoch, self.name)
 
 
-class _Lane:
+class _ProduceLane:
     """The records of one producer for one partition.
 
     Invariant: `_unacknowledged` holds every batch that must still be acknowledged, in the order of its records.
     """
 
-    def __init__(self, producer: SimProducer, history: PartitionHistory, partition: int) -> None:
+    def __init__(self, producer: SimProducer, history: PartitionHistory) -> None:
         self._producer = producer
         self._settings = producer.settings
         self._history = history
-        self._partition = partition
-        self._random = producer.world.random(f"client:{producer.name}:{partition}")
+        self._random = producer.world.random(f"client:{producer.name}:{history.name.partition}")
         self._connections = 0
         self._next_number = 0
         self._next_sequence = 0
@@ -103,7 +91,7 @@ class _Lane:
 
     async def run(self) -> None:
         while not (self._producer.is_finishing and not self._unacknowledged):
-            connection = await self._producer.leader(self._history.name.topic, self._partition)
+            connection = await self._producer.leader(*self._history.name)
             self._connections += 1
             if self._settings.acks == 0:
                 await self._send_unanswered(connection)
@@ -115,7 +103,7 @@ class _Lane:
     # -- acks=0 --------------------------------------------------------------------------------------------------------
 
     async def _send_unanswered(self, connection: Connection) -> None:
-        version = connection.version(ApiKey.PRODUCE, BY_NAME_AT_MOST)
+        version = connection.version(ApiKey.PRODUCE, TOPIC_NAMES_MAX_VERSION)
         try:
             while not self._producer.is_finishing:
                 connection.send_unanswered(ApiKey.PRODUCE, version, self._request(version, self._next_batch()))
@@ -124,13 +112,13 @@ class _Lane:
                 await self._wait_a_little()
         except (ClientError, TimeoutError) as error:
             connection.close()
-            self._producer.failed(error)
+            self._producer.count(error)
 
     # -- acks=1 and acks=all -------------------------------------------------------------------------------------------
 
     async def _send_and_wait(self, connection: Connection) -> None:
         """Keep the pipeline full until a request fails; then wait for all requests in flight, and return."""
-        version = connection.version(ApiKey.PRODUCE, BY_NAME_AT_MOST)
+        version = connection.version(ApiKey.PRODUCE, TOPIC_NAMES_MAX_VERSION)
         in_flight: deque[tuple[Batch, asyncio.Future[memoryview]]] = deque()
         for batch in self._unacknowledged:
             in_flight.append((batch, connection.send(ApiKey.PRODUCE, version, self._request(version, batch))))
@@ -149,9 +137,12 @@ class _Lane:
             except (ClientError, KafkaError, TimeoutError) as error:
                 if isinstance(error, TimeoutError):
                     connection.close()
-                self._producer.failed(error)
                 is_failed = True
-                self._not_acknowledged(batch, error)
+                if not self._settings.is_idempotent:
+                    # The batch may be in the log; resending it could append it twice.
+                    self._unacknowledged.remove(batch)
+                # OUT_OF_ORDER_SEQUENCE_NUMBER is a violation, too: a real client would start a new epoch then.
+                self._producer.failed(error, self._history.name)
             else:
                 if self._settings.is_promise:
                     self._history.acknowledged(batch.names, base_offset)
@@ -165,26 +156,13 @@ class _Lane:
     async def _outcome(self, version: int, answer: asyncio.Future[memoryview]) -> int:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             body = await answer
-        result = read_produce_response(version, body).topics[0][2][0]
-        if result.error_code:
-            raise KafkaError(ErrorCode(result.error_code), result.error_message or "")
-        return result.base_offset
-
-    def _not_acknowledged(self, batch: Batch, error: BaseException) -> None:
-        if not self._settings.is_idempotent:
-            # The batch may be in the log; resending it could append it twice.
-            self._unacknowledged.remove(batch)
-        if isinstance(error, KafkaError) and error.code not in RETRIABLE:
-            # Includes OUT_OF_ORDER_SEQUENCE_NUMBER after a failed batch: a real client would start a new epoch then.
-            self._producer.world.violated(
-                f"{self._history.name}: {self._producer.name} got {error.code.name} ({error.message})"
-            )
+        return produced_offset(version, body)
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def _next_batch(self) -> Batch:
         settings, random, producer = self._settings, self._random, self._producer
-        stream = f"{producer.name}-{self._partition}"
+        stream = f"{producer.name}-{self._history.name.partition}"
         if not settings.is_idempotent:
             stream += f"#{self._connections}"
         names = []
@@ -193,7 +171,7 @@ class _Lane:
             self._next_number += 1
         for name in names:
             self._history.sending(name)
-        wall_ms = 1_750_000_000_000 + int(producer.world.now * 1000)
+        wall_ms = _wall_ms(producer)
         records = [(None, name.value(random.randint(1, settings.record_bytes_max)), (), wall_ms) for name in names]
         base_sequence = -1
         if settings.is_idempotent:
@@ -209,11 +187,56 @@ class _Lane:
         return Batch(self._batches - 1, names, data)
 
     def _request(self, version: int, batch: Batch) -> bytes:
-        topics = [ProduceTopic(self._history.name.topic, None, [(self._partition, memoryview(batch.data))])]
-        return write_produce_request(version, ProduceRequest(None, self._settings.acks, PRODUCE_TIMEOUT_MS, topics))
+        return produce_request(version, *self._history.name, batch.data, self._settings.acks)
 
     async def _wait_a_little(self) -> None:
         """Sleep between batches, but often not at all, so that some are sent back to back."""
         pause_s = self._settings.pause_s
         if self._random.random() < 0.6:
             await asyncio.sleep(self._random.expovariate(1.0) * pause_s)
+
+
+class Appender:
+    """Sends one idempotent batch at a time to one partition, for clients that must know what is in the log.
+
+    Invariant: each acknowledged batch is in the log once, after all earlier batches.
+    """
+
+    def __init__(self, client: SimClient, topic: str, partition: int = 0) -> None:
+        self._client = client
+        self._topic = topic
+        self._partition = partition
+        self._producer_id = -1
+        self._producer_epoch = -1
+        self._next_sequence = 0
+
+    async def append(self, records: Sequence[tuple[bytes | None, bytes | None]]) -> int:
+        """Send the batch until it is acknowledged, and return its base offset."""
+        client = self._client
+        if self._producer_id < 0:
+            await client.insist(self._init_producer_id)
+        wall_ms = _wall_ms(client)
+        batch = encode_batch(
+            [(key, value, (), wall_ms) for key, value in records],
+            producer_id=self._producer_id,
+            producer_epoch=self._producer_epoch,
+            base_sequence=self._next_sequence,
+        )
+        self._next_sequence += len(records)
+        return await client.insist(lambda: self._send(batch))
+
+    async def _send(self, batch: bytes) -> int:
+        connection = await self._client.leader(self._topic, self._partition)
+        version = connection.version(ApiKey.PRODUCE, TOPIC_NAMES_MAX_VERSION)
+        request = produce_request(version, self._topic, self._partition, batch)
+        body = await connection.request(ApiKey.PRODUCE, version, request, timeout_s=REQUEST_TIMEOUT_S)
+        return produced_offset(version, body)
+
+    async def _init_producer_id(self) -> None:
+        connection = await self._client.leader(self._topic, self._partition)
+        self._producer_id, self._producer_epoch = await init_producer_id(connection)
+        self._client.history.producer_id_assigned(self._producer_id, self._producer_epoch, self._client.name)
+
+
+def _wall_ms(client: SimClient) -> int:
+    return EPOCH_MS + int(client.world.now * 1000)

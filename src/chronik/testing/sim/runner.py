@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from chronik.testing.sim.bad_disks import BadDisks
-from chronik.testing.sim.five_nodes import FiveNodes
-from chronik.testing.sim.moments import moments
-from chronik.testing.sim.scenario import Scenario
-from chronik.testing.sim.single_node import SingleNode
-from chronik.testing.sim.three_nodes import ThreeNodes
+from chronik.testing.sim.cluster_scenarios import BadDisks, FiveNodes, ThreeNodes
+from chronik.testing.sim.crash_points import crash_points
+from chronik.testing.sim.host import release
+from chronik.testing.sim.scenario import Scenario, SingleNode
 from chronik.testing.sim.tripwires import tripwires
 from chronik.testing.sim.world import World
 
@@ -82,7 +79,7 @@ def run_seed(
     gc.disable()
     started_s = perf_counter()
     try:
-        with tripwires(world), moments(world):
+        with tripwires(world), crash_points(world):
             played = SCENARIOS[scenario](world, events_max)
             played.run()
         report = Report(
@@ -98,19 +95,8 @@ def run_seed(
             list(world.notes),
             [line for node in played.nodes for line in node.log_lines],
         )
-        _let_go(played)
+        release(played.hosts)
     finally:
         if was_enabled:
             gc.enable()
     return report
-
-
-def _let_go(played: Scenario) -> None:
-    """End dead processes here, and ignore what their tasks raise while they are freed."""
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda unraisable: None
-    try:
-        played.bury()
-        gc.collect()
-    finally:
-        sys.unraisablehook = hook

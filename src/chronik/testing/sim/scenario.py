@@ -1,4 +1,4 @@
-"""The base of all scenarios: machines, nodes, clients, a nemesis, and the phases of a run.
+"""The base of all scenarios (machines, nodes, clients, a nemesis, the phases of a run), and the one with a single node.
 
 1. The nodes start and the topic is created. 2. Clients work while the nemesis injects faults; it may begin in phase 1.
 3. All faults are repaired; producers must deliver all that is pending, and all clients must end. 4. The logs are read
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from chronik.testing.sim.client import SimClient
-from chronik.testing.sim.faults import Nemesis
+from chronik.testing.sim.client import Service, SimClient
+from chronik.testing.sim.faults import Nemesis, Targets
 from chronik.testing.sim.history import History
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
-from chronik.testing.sim.node import SimNode
-from chronik.testing.sim.workload import Workload
+from chronik.testing.sim.node import SimNode, node_config
+from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
 from chronik.testing.sim.world import World
 
 START_S_MAX = 60.0
-MENDED_S_MAX = 120.0
+RECOVERY_S_MAX = 120.0
 CLIENT_MACHINES = 2
 
 
@@ -54,6 +54,12 @@ class Scenario:
         """Create `nodes`, `workload` and `nemesis`."""
         raise NotImplementedError
 
+    def targets(self, mortal: SimNode | None = None) -> Targets:
+        return Targets(self.network, self.nodes, self.client_hosts, TOPIC, mortal)
+
+    def service(self) -> Service:
+        return Service(self.world, self.history, [(node.host.address, 9092) for node in self.nodes])
+
     def check_at_rest(self) -> None:
         """Check what clients cannot see, after all writes have stopped."""
 
@@ -70,7 +76,7 @@ class Scenario:
         if not self._reaches(START_S_MAX, self._all_ready, "all nodes are ready"):
             return
         maker = self.workload.make_topic()
-        if not self._reaches(START_S_MAX, lambda: maker.is_done, "the topic is made"):
+        if not self._reaches(START_S_MAX, lambda: maker.is_done, "the topic exists"):
             return
         self.workload.start()
         if not self.strikes_from_the_start:
@@ -78,7 +84,7 @@ class Scenario:
         self.world.run(self.world.now + self.busy_s, events_max=self._events_max)
         self.nemesis.end()
         self.absent.clear()
-        if not self._reaches(MENDED_S_MAX, self._all_ready, "all nodes are ready again"):
+        if not self._reaches(RECOVERY_S_MAX, self._all_ready, "all nodes are ready again"):
             return
         # Operators are clients too, and may have stopped a node just before they ended.
         if not self._clients_end() or not self._reaches(START_S_MAX, self._all_ready, "all nodes are ready at the end"):
@@ -95,16 +101,15 @@ class Scenario:
         if self._reaches(START_S_MAX, self._all_ready, "all nodes are ready after the power failure"):
             self._is_all_there("reboot")
 
-    def bury(self) -> None:
-        """Release everything quietly when the run is over."""
-        for host in (*self.client_hosts, *(node.host for node in self.nodes)):
-            host.bury()
+    @property
+    def hosts(self) -> list[Host]:
+        return [*self.client_hosts, *(node.host for node in self.nodes)]
 
     def _clients_end(self) -> bool:
         workload = self.workload
         for producer in workload.producers:
             producer.finish()
-        if not self._ended(workload.producers, "the producers got rid of all they had"):
+        if not self._ended(workload.producers, "the producers delivered all records"):
             return False
         for client in workload.others:
             client.finish()
@@ -116,9 +121,9 @@ class Scenario:
     def _ended(self, clients: Sequence[SimClient], what: str) -> bool:
         def stuck() -> str:
             names = ", ".join(f"{each.name} {each.errors}" for each in clients if not each.is_done)
-            return f"still at work: {names}"
+            return f"still running: {names}"
 
-        return self._reaches(MENDED_S_MAX, lambda: all(client.is_done for client in clients), what, stuck)
+        return self._reaches(RECOVERY_S_MAX, lambda: all(client.is_done for client in clients), what, stuck)
 
     def _all_ready(self) -> bool:
         return all(node.is_ready for node in self.nodes if node not in self.absent)
@@ -129,5 +134,18 @@ class Scenario:
         if self.world.run(self.world.now + within_s, is_over, self._events_max):
             return True
         if self.world.violation is None and (self._events_max is None or self.world.events < self._events_max):
-            self.world.violated(f"after {within_s:g} s it is still not so that {what}; {why()}")
+            self.world.violated(f"not within {within_s:g} s: {what}; {why()}")
         return False
+
+
+class SingleNode(Scenario):
+    """One broker, `synced`: every record that was acknowledged or read survives every crash."""
+
+    name: ClassVar[str] = "single-node"
+
+    def build(self) -> None:
+        host = Host(self.world, self.network, "node-1", "10.0.0.1")
+        self.nodes.append(SimNode(host, node_config(1, host)))
+        settings = WorkloadSettings.drawn(self.random, replication_factor=1)
+        self.workload = Workload(self.service(), self.client_hosts, settings)
+        self.nemesis = Nemesis(self.targets())

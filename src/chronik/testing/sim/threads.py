@@ -85,7 +85,7 @@ class SimExecutor(Executor):
             world.running, world.in_thread = None, False
         if self._process.is_alive:
             world.after(self._charged_s, self._report, job, result, error)
-            self._process.noticed("job.done")
+            self._process.reached_outside("job.done")
 
     def _report(self, job: Job, result: Any, error: BaseException | None) -> None:
         if not self._process.is_running:
@@ -93,7 +93,7 @@ class SimExecutor(Executor):
             return
         self._process.loop.call_soon_threadsafe(_resolve, job.future, result, error)
         self._ended()
-        self._process.noticed("job.reported")
+        self._process.reached_outside("job.reported")
 
     def _ended(self) -> None:
         self._idle += 1

@@ -12,6 +12,7 @@ import errno
 import os
 import zlib
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chronik.storage.disk import Buffer
@@ -241,27 +242,22 @@ class SimTransport(asyncio.Transport):
 
     # -- kernel --------------------------------------------------------------------------------------------------------
 
-    def _carry_segment(self, segment: bytes) -> None:
+    def _carry(self, arrive: Callable[[SimTransport], None]) -> None:
+        """Call `arrive` with the other end when the packet gets there; a silenced connection carries nothing."""
         peer = self.peer
-        if peer is None or self.is_silenced:
-            return
-        self._last_arrival_s = self.network.carry(
-            self.process.host, peer.process.host, lambda: peer.arrived(segment), self._last_arrival_s
-        )
+        if peer is not None and not self.is_silenced:
+            self._last_arrival_s = self.network.carry(
+                self.process.host, peer.process.host, lambda: arrive(peer), self._last_arrival_s
+            )
+
+    def _carry_segment(self, segment: bytes) -> None:
+        self._carry(lambda peer: peer.arrived(segment))
 
     def _send_end(self) -> None:
-        peer = self.peer
-        if peer is not None and not self.is_silenced:
-            self._last_arrival_s = self.network.carry(
-                self.process.host, peer.process.host, peer.arrived_end, self._last_arrival_s
-            )
+        self._carry(SimTransport.arrived_end)
 
     def _send_reset(self) -> None:
-        peer = self.peer
-        if peer is not None and not self.is_silenced:
-            self._last_arrival_s = self.network.carry(
-                self.process.host, peer.process.host, peer.arrived_reset, self._last_arrival_s
-            )
+        self._carry(SimTransport.arrived_reset)
 
     def arrived(self, segment: bytes) -> None:
         if not self.process.host.is_powered:
@@ -272,7 +268,7 @@ class SimTransport(asyncio.Transport):
         self.world.trace("segment", self.serial, zlib.crc32(segment))
         self._unread.append(segment)
         self._schedule_read()
-        self.process.noticed("segment.arrived")
+        self.process.reached_outside("segment.arrived")
 
     def arrived_end(self) -> None:
         if not self.is_gone:

@@ -182,6 +182,16 @@ class FolderNode:
         for name in sorted(self.names):
             self.names[name].forget_doubtful()
 
+    def folder(self, path: str) -> FolderNode | None:
+        """Return the folder at this path below, if there is one."""
+        node = self
+        for name in filter(None, path.split("/")):
+            child = node.names.get(name)
+            if not isinstance(child, FolderNode):
+                return None
+            node = child
+        return node
+
     def size_bytes(self) -> int:
         """Return the total size of all files below."""
         return sum(

@@ -9,21 +9,18 @@ from random import Random
 from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
 from chronik.testing.sim.churn import TopicChurn
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, SimClient
-from chronik.testing.sim.consumer import FinalReader, SimConsumer
-from chronik.testing.sim.history import History
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.compaction_client import CompactionClient
+from chronik.testing.sim.consumer import FinalReader, SimConsumer, SimObserver
+from chronik.testing.sim.group_offsets import FinalOffsetReader, OffsetCommitter, OffsetReader
 from chronik.testing.sim.host import Host, Process
-from chronik.testing.sim.keyed import KeyedWriter
 from chronik.testing.sim.member import MemberSettings, SimMember
-from chronik.testing.sim.mover import SimMover
-from chronik.testing.sim.observer import SimObserver
-from chronik.testing.sim.outsider import FinalOutsider, SimLedger, SimOutsider
+from chronik.testing.sim.operators import ReassignmentOperator
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
-from chronik.testing.sim.world import World
+from chronik.testing.sim.requests import ACKS_ALL
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-ACKS_ALL = -1
 TOPIC = "records"
 GROUP = "readers"
 
@@ -35,11 +32,11 @@ class WorkloadSettings:
     topic_configs: dict[str, str]
     producers: tuple[ProducerSettings, ...]
     members: tuple[MemberSettings, ...]
-    has_outsiders: bool
+    has_offset_clients: bool
     """Whether clients outside the group commit offsets and query every node for committed offsets."""
-    has_keyed_topic: bool
+    has_compacted_topic: bool
     has_churned_topic: bool
-    has_mover: bool
+    has_reassignments: bool
     assignments: tuple[tuple[int, ...], ...] = ()
     """The replicas of each partition of the topic; empty if the cluster places them."""
 
@@ -59,24 +56,26 @@ class WorkloadSettings:
             },
             producers=tuple(producers),
             members=tuple(MemberSettings.drawn(random) for _ in range(random.randint(0, 3))),
-            has_outsiders=random.random() < 0.5,
-            has_keyed_topic=random.random() < 0.4,
+            has_offset_clients=random.random() < 0.5,
+            has_compacted_topic=random.random() < 0.4,
             has_churned_topic=random.random() < 0.4,
-            has_mover=not is_alone and random.random() < 0.4,
+            has_reassignments=not is_alone and random.random() < 0.4,
         )
 
-    def of_groups(self, random: Random) -> WorkloadSettings:
+    def for_groups(self, random: Random) -> WorkloadSettings:
         """Return the same settings with group members and little else, for long runs."""
         return replace(
             self.unhurried(),
             members=tuple(MemberSettings.drawn(random) for _ in range(random.randint(2, 4))),
-            has_outsiders=True,
+            has_offset_clients=True,
         )
 
     def unhurried(self) -> WorkloadSettings:
         """Return the same settings with one slow producer, for long runs."""
         producer = replace(self.producers[0], pause_s=0.4)
-        return replace(self, producers=(producer,), has_keyed_topic=False, has_churned_topic=False, has_mover=False)
+        return replace(
+            self, producers=(producer,), has_compacted_topic=False, has_churned_topic=False, has_reassignments=False
+        )
 
 
 def _producer(random: Random, is_idempotent: bool, is_alone: bool) -> ProducerSettings:
@@ -95,10 +94,8 @@ def _producer(random: Random, is_idempotent: bool, is_alone: bool) -> ProducerSe
 class TopicMaker(SimClient):
     """Creates the topic; retries until it exists."""
 
-    def __init__(
-        self, world: World, history: History, bootstrap: list[tuple[str, int]], settings: WorkloadSettings
-    ) -> None:
-        super().__init__("topic-maker", world, history, bootstrap)
+    def __init__(self, service: Service, settings: WorkloadSettings) -> None:
+        super().__init__("topic-maker", service)
         self._settings = settings
 
     async def work(self) -> None:
@@ -145,64 +142,56 @@ class Workload:
 
     def __init__(
         self,
-        world: World,
-        history: History,
-        hosts: list[Host],
-        bootstrap: list[tuple[str, int]],
+        service: Service,
+        hosts: Sequence[Host],
         settings: WorkloadSettings,
         operators: Sequence[SimClient] = (),
     ) -> None:
         """`operators` are additional clients, started with all others."""
-        self.settings = settings
-        self.history = history
-        self.hosts = hosts
         self.producers: list[SimProducer] = []
         self.others: list[SimClient] = list(operators)
-        self._world = world
-        self._bootstrap = bootstrap
-        self._random = world.random("workload")
+        self._settings = settings
+        self._service = service
+        self._random = service.world.random("workload")
         self._processes: list[Process] = [host.start(_idle) for host in hosts]
 
     def make_topic(self) -> SimClient:
-        maker = TopicMaker(self._world, self.history, self._bootstrap, self.settings)
+        maker = TopicMaker(self._service, self._settings)
         self._start(maker)
         return maker
 
     def start(self) -> None:
-        settings, random = self.settings, self._random
-        shared = self._world, self.history, self._bootstrap
+        settings, service, random = self._settings, self._service, self._random
+        partitions = settings.partitions
         for number, producer in enumerate(settings.producers):
-            self.producers.append(SimProducer(f"p{number}", *shared, TOPIC, settings.partitions, producer))
-        for partition in range(settings.partitions):
+            self.producers.append(SimProducer(f"p{number}", service, TOPIC, partitions, producer))
+        for partition in range(partitions):
             max_bytes = random.choice((200, 4_096, 65_536))
             max_wait_ms = random.choice((10, 100, 400))
             self.others.append(
-                SimConsumer(f"c{partition}", *shared, TOPIC, partition, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
+                SimConsumer(f"c{partition}", service, TOPIC, partition, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
             )
         for number, member in enumerate(settings.members):
-            self.others.append(SimMember(f"m{number}", *shared, GROUP, TOPIC, settings.partitions, member))
-        if settings.has_outsiders:
-            self.others.append(SimLedger("l0", *shared, TOPIC, settings.partitions))
-            self.others.append(SimOutsider("q0", *shared, TOPIC, settings.partitions))
-        self.others.append(SimObserver("o0", *shared, TOPIC, settings.partitions, random.choice((10e-3, 50e-3))))
-        if settings.has_keyed_topic:
-            self.others.append(KeyedWriter("k0", *shared, settings.replication_factor))
+            self.others.append(SimMember(f"m{number}", service, GROUP, TOPIC, partitions, member))
+        if settings.has_offset_clients:
+            self.others.append(OffsetCommitter("l0", service, TOPIC, partitions))
+            self.others.append(OffsetReader("q0", service, TOPIC, partitions))
+        self.others.append(SimObserver("o0", service, TOPIC, partitions, random.choice((10e-3, 50e-3))))
+        if settings.has_compacted_topic:
+            self.others.append(CompactionClient("k0", service, settings.replication_factor))
         if settings.has_churned_topic:
-            self.others.append(TopicChurn("t0", *shared, settings.replication_factor))
-        if settings.has_mover:
-            replicas, nodes = settings.replication_factor, len(self._bootstrap)
-            self.others.append(SimMover("a0", *shared, TOPIC, settings.partitions, nodes, replicas))
+            self.others.append(TopicChurn("t0", service, settings.replication_factor))
+        if settings.has_reassignments:
+            self.others.append(ReassignmentOperator("a0", service, TOPIC, partitions, settings.replication_factor))
         for client in (*self.producers, *self.others):
             self._start(client)
 
     def start_final_readers(self, run: str) -> list[SimClient]:
         readers: list[SimClient] = [
-            FinalReader(f"{run}-{partition}", self._world, self.history, self._bootstrap, TOPIC, partition)
-            for partition in range(self.settings.partitions)
+            FinalReader(f"{run}-{partition}", self._service, TOPIC, partition)
+            for partition in range(self._settings.partitions)
         ]
-        readers.append(
-            FinalOutsider(f"{run}-offsets", self._world, self.history, self._bootstrap, TOPIC, self.settings.partitions)
-        )
+        readers.append(FinalOffsetReader(f"{run}-offsets", self._service, TOPIC, self._settings.partitions))
         for reader in readers:
             self._start(reader)
         return readers
@@ -213,7 +202,7 @@ class Workload:
 
     def counts(self) -> dict[str, int]:
         return {
-            "acknowledged": self.history.acknowledged_count,
+            "acknowledged": self._service.history.acknowledged_count,
             "read": sum(each.records_read for each in self.others if isinstance(each, SimConsumer)),
             "commits": sum(each.commits for each in self.others if isinstance(each, SimMember)),
             "generations": sum(each.generations for each in self.others if isinstance(each, SimMember)),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.support_room import CUT, HOST, NoRoom, Room, Way
+from tests.faults.support_namespaces import CUT, HOST, LinkFault, Namespaces, NamespacesUnavailable
 from tests.support.eventually import eventually
 
 ECHO = """
@@ -27,20 +27,20 @@ while True:
 
 
 @pytest.fixture
-def room() -> Iterator[Room]:
+def namespaces() -> Iterator[Namespaces]:
     try:
-        made = Room(seed=1)
-    except NoRoom as reason:
+        made = Namespaces(seed=1)
+    except NamespacesUnavailable as reason:
         pytest.skip(f"no network namespaces here: {reason}")
     with made:
         yield made
 
 
 @pytest.fixture
-def echo(room: Room) -> Iterator[str]:
+def echo(namespaces: Namespaces) -> Iterator[str]:
     """The address of an echo server in namespace 1."""
-    address = room.address(1)
-    process = subprocess.Popen([*room.enter(1), sys.executable, "-c", ECHO, address], stdout=subprocess.PIPE)
+    address = namespaces.address(1)
+    process = subprocess.Popen([*namespaces.enter(1), sys.executable, "-c", ECHO, address], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     yield address
@@ -58,38 +58,38 @@ def say(near: socket.socket, timeout_s: float = 10.0) -> float:
     return time.monotonic() - began_s
 
 
-def test_connections_survive_packet_loss_and_delay_in_one_or_both_directions(room: Room, echo: str) -> None:
+def test_connections_survive_packet_loss_and_delay_in_one_or_both_directions(namespaces: Namespaces, echo: str) -> None:
     with socket.create_connection((echo, 7777), 10) as near:
         say(near)
-        room.put([(HOST, 1, Way(delay_ms=60.0)), (1, HOST, Way(delay_ms=60.0))])
+        namespaces.apply([(HOST, 1, LinkFault(delay_ms=60.0)), (1, HOST, LinkFault(delay_ms=60.0))])
         assert say(near) >= 0.12
         for cut in ((HOST, 1), (1, HOST)):
-            room.put([(*cut, CUT)])
+            namespaces.apply([(*cut, CUT)])
             with pytest.raises(TimeoutError):
                 say(near, timeout_s=0.5)
-            room.put([])
+            namespaces.apply([])
             near.settimeout(10)
             assert near.recv(1) == b"x"  # retransmitted by TCP
-        _, dropped = room.counts()
+        _, dropped = namespaces.counts()
         assert dropped >= 2
-        room.put([(HOST, 1, Way(loss=0.2)), (1, HOST, Way(loss=0.2))])
-        while room.counts()[1] == dropped:
+        namespaces.apply([(HOST, 1, LinkFault(loss=0.2)), (1, HOST, LinkFault(loss=0.2))])
+        while namespaces.counts()[1] == dropped:
             say(near)
         say(near)
 
 
-def test_namespaces_devices_and_disks_are_removed_when_their_process_dies(tmp_path: Path, room: Room) -> None:
-    """`room` is a parameter only to skip the test if namespaces are unavailable."""
+def test_namespaces_and_disks_are_removed_when_their_process_dies(tmp_path: Path, namespaces: Namespaces) -> None:
+    """`namespaces` is a parameter only to skip the test if namespaces are unavailable."""
     disk = tmp_path / "disk"
     disk.mkdir()
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from tests.faults.support_room import Room\n"
-        "room = Room(seed=1)\n"
-        "room.enter(2)\n"
-        f"room.disk(Path({str(disk)!r}), 1 << 20)\n"
-        "print(room.subnet, flush=True)\n"
+        "from tests.faults.support_namespaces import Namespaces\n"
+        "namespaces = Namespaces(seed=1)\n"
+        "namespaces.enter(2)\n"
+        f"namespaces.mount_disk(Path({str(disk)!r}), 1 << 20)\n"
+        "print(namespaces.subnet, flush=True)\n"
         "signal.pause()\n"
     )
     root = Path(__file__).resolve().parents[2]
@@ -108,9 +108,9 @@ def links() -> str:
     return subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_write_beyond_the_size_of_a_test_disk_fails(tmp_path: Path, room: Room) -> None:
+def test_a_write_beyond_the_size_of_a_test_disk_fails(tmp_path: Path, namespaces: Namespaces) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    room.disk(disk, 1 << 20)
+    namespaces.mount_disk(disk, 1 << 20)
     with pytest.raises(OSError, match="No space left"):
         (disk / "file").write_bytes(bytes(2 << 20))

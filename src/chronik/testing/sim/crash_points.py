@@ -1,11 +1,12 @@
-"""Crash points in the node's code, in addition to those of disk, threads and network.
+"""Crash points: where bugs are, so faults strike there and not only at arbitrary times.
 
-They wrap functions of the node for the duration of a run: the node's code does not know of them.
+Disk, threads and network report their own. Those in the node's code wrap its functions for the duration of a run: the
+node does not know of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,25 @@ from chronik.raft.node import RaftNode
 from chronik.replication.isr import InSyncReplicas
 from chronik.testing.sim.world import World
 
+NODE_POINTS: Mapping[str, int] = {
+    "job.submitted": 4,
+    "job.done": 2,
+    "job.reported": 2,
+    "segment.arrived": 2,
+    "disk.write": 2,
+    "disk.written": 4,
+    "disk.sync": 4,
+    "disk.synced": 2,
+    "disk.sync_dir": 1,
+    "disk.synced_dir": 1,
+    "disk.create": 1,
+    "disk.rename": 1,
+    "disk.renamed": 1,
+    "disk.remove": 1,
+    "disk.removed": 1,
+    "disk.truncate": 1,
+}
+"""The crash points of disk, threads and network, each with its weight."""
 BEFORE = True
 ANSWERED = "raft.answered"
 WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
@@ -37,15 +57,15 @@ leader lacks are removed, and nothing was fetched in their place. isr.proposed: 
 the controller has not received. raft.answered: persisted state was reported, for example a vote.
 """
 
-CLUSTER_MOMENTS = {name: 2 for *_, name in WRAPPED}
+CLUSTER_POINTS: Mapping[str, int] = {**NODE_POINTS, **{name: 2 for *_, name in WRAPPED}}
 
 
 @contextmanager
-def moments(world: World) -> Iterator[None]:
+def crash_points(world: World) -> Iterator[None]:
     """Enable the crash points within the block."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _, _ in WRAPPED]
-    for owner, name, is_before, moment in WRAPPED:
-        setattr(owner, name, _wrapped(world, getattr(owner, name), is_before, moment))
+    for owner, name, is_before, point in WRAPPED:
+        setattr(owner, name, _wrapped(world, getattr(owner, name), is_before, point))
     try:
         yield
     finally:
@@ -53,16 +73,16 @@ def moments(world: World) -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def _wrapped(world: World, original: Callable[..., Any], is_before: bool, moment: str) -> Callable[..., Any]:
+def _wrapped(world: World, original: Callable[..., Any], is_before: bool, point: str) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         process = world.running
         if process is None:
             return original(*args, **kwargs)
         if is_before:
-            process.reached(moment)
+            process.reached(point)
             return original(*args, **kwargs)
         result = original(*args, **kwargs)
-        process.reached(moment)
+        process.reached(point)
         return result
 
     return wrapped

@@ -31,12 +31,12 @@ _REPLIES = {
 }
 
 
-class Unsound(Exception):
+class BadResponse(Exception):
     """The bytes that came back do not answer the request."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SentRequest:
     """One whole frame that was sent. `header` is None if it cannot be parsed."""
 
     frame: memoryview
@@ -78,7 +78,7 @@ class Asked:
         return max(known) if known else None
 
 
-def asked_in(stream: bytes, frame_bytes_max: int) -> Iterator[Asked]:
+def requests_in(stream: bytes, frame_bytes_max: int) -> Iterator[SentRequest]:
     """Yield the whole frames of a stream, up to the first size that ends the connection."""
     view = memoryview(stream)
     at = 0
@@ -91,35 +91,37 @@ def asked_in(stream: bytes, frame_bytes_max: int) -> Iterator[Asked]:
             header: RequestHeader | None = read_request_header(frame)
         except MalformedRequest:
             header = None
-        yield Asked(frame, header)
+        yield SentRequest(frame, header)
         at += 4 + size
 
 
-def answers_in(written: bytes) -> Iterator[memoryview]:
+def responses_in(written: bytes) -> Iterator[memoryview]:
     """Yield the frames that the node sent, without their sizes."""
     view = memoryview(written)
     at = 0
     while at < len(view):
         if len(view) - at < 8:
-            raise Unsound(f"{len(view) - at} bytes of an answer that never came")
+            raise BadResponse(f"{len(view) - at} bytes of an answer that never came")
         (size,) = struct.unpack_from(">i", view, at)
         if not 4 <= size <= len(view) - at - 4:
-            raise Unsound(f"an answer of {size} bytes, of which {len(view) - at - 4} came")
+            raise BadResponse(f"an answer of {size} bytes, of which {len(view) - at - 4} came")
         yield view[at + 4 : at + 4 + size]
         at += 4 + size
 
 
-def check_answer(asked: Asked, answer: memoryview) -> None:
-    """Raise `Unsound` if the bytes do not answer this request."""
-    header = asked.header
+def check_response(request: SentRequest, response: memoryview) -> None:
+    """Raise `BadResponse` if the bytes do not answer this request."""
+    header = request.header
     if header is None:
-        raise Unsound("an answer to a request whose header cannot be read")
-    if struct.unpack_from(">i", answer)[0] != header.correlation_id:
-        raise Unsound("the answer's correlation id is not the request's")
+        raise BadResponse("an answer to a request whose header cannot be read")
+    if struct.unpack_from(">i", response)[0] != header.correlation_id:
+        raise BadResponse("the answer's correlation id is not the request's")
     try:
-        _read_body(header, answer[4:])
+        _read_body(header, response[4:])
     except (MalformedRequest, ValueError, KeyError, IndexError, struct.error) as error:
-        raise Unsound(f"the answer to API {header.api_key} v{header.api_version} does not parse: {error!r}") from error
+        raise BadResponse(
+            f"the answer to API {header.api_key} v{header.api_version} does not parse: {error!r}"
+        ) from error
 
 
 def _read_body(header: frames.RequestHeader, body: memoryview) -> None:

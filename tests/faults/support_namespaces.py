@@ -1,4 +1,4 @@
-"""The isolated environment of a campaign: a network namespace for each node, and disks to fill (`keeper.py`)."""
+"""Network namespaces for the nodes of a campaign, and disks that can be filled (`keeper.py`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -23,29 +22,33 @@ END_TIMEOUT_S = 20.0
 SUBNETS = [f"198.{high}.{low}" for high in (18, 19) for low in range(256)]
 
 
-class NoRoom(Exception):
+class NamespacesUnavailable(Exception):
     """This machine does not support network namespaces; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True)
-class Way:
+class LinkFault:
     """What happens to packets in one direction: a share is lost, all others are delayed."""
 
     loss: float = 0.0
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
 
+    def combined_with(self, other: LinkFault) -> LinkFault:
+        loss = 1.0 - (1.0 - self.loss) * (1.0 - other.loss)
+        return LinkFault(loss, self.delay_ms + other.delay_ms, self.jitter_ms + other.jitter_ms)
 
-CUT = Way(loss=1.0)
+
+CUT = LinkFault(loss=1.0)
 
 
-class Room:
+class Namespaces:
     """A network of the nodes and this host, with faults for each direction. Ends with `close` or with this process."""
 
     def __init__(self, seed: int) -> None:
         missing = [program for program in PROGRAMS if shutil.which(program) is None]
         if missing:
-            raise NoRoom(f"not installed: {', '.join(missing)}")
+            raise NamespacesUnavailable(f"not installed: {', '.join(missing)}")
         self.subnet = _unused_subnet()
         self._namespaces: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -59,16 +62,14 @@ class Room:
         try:
             self._read()
             self._ask(node=1)
-        except NoRoom:
+        except NamespacesUnavailable:
             self.close()
             raise
 
-    def __enter__(self) -> Room:
+    def __enter__(self) -> Namespaces:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -90,31 +91,27 @@ class Room:
             self._namespaces[node] = self._ask(node=node)["namespace"]
         return ["nsenter", f"--net={self._namespaces[node]}", "--"]
 
-    def put(self, ways: Iterable[tuple[int, int, Way]]) -> None:
+    def apply(self, faults: Iterable[tuple[int, int, LinkFault]]) -> None:
         """Set the state of the network; directions that are not listed are healthy."""
-        told = [
-            (source, target, {"loss": way.loss, "delay_ms": way.delay_ms, "jitter_ms": way.jitter_ms})
-            for source, target, way in ways
-        ]
-        self._ask(ways=told)
+        self._ask(links=[(source, target, asdict(fault)) for source, target, fault in faults])
 
-    def disk(self, folder: Path, size_bytes: int) -> None:
+    def mount_disk(self, folder: Path, size_bytes: int) -> None:
         """Mount an in-memory file system of that size at an empty folder."""
         self._ask(disk=str(folder), size_bytes=size_bytes)
 
     def counts(self) -> tuple[int, int]:
         """Return the number of forwarded and of dropped packets."""
-        found = self._ask(counts=True)
-        return found["passed"], found["dropped"]
+        counts = self._ask(counts=True)
+        return counts["passed"], counts["dropped"]
 
-    def _ask(self, **asked: Any) -> dict[str, Any]:
+    def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         with self._lock:
             try:
-                self._process.stdin.write(json.dumps(asked) + "\n")
+                self._process.stdin.write(json.dumps(request) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
-                raise NoRoom("its keeper has ended") from None
+                raise NamespacesUnavailable("its keeper has ended") from None
             return self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -122,7 +119,7 @@ class Room:
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "its keeper has ended"}
         if "error" in answer:
-            raise NoRoom(answer["error"])
+            raise NamespacesUnavailable(answer["error"])
         return answer
 
 
@@ -132,7 +129,7 @@ def _unused_subnet() -> str:
         taken = {line.split()[1] for line in routes if line.count("\t") > 1}
     free = [net for net in SUBNETS if _as_route(net) not in taken]
     if not free:
-        raise NoRoom("198.18.0.0/15 is in use")
+        raise NamespacesUnavailable("198.18.0.0/15 is in use")
     return random.choice(free)
 
 

@@ -1,21 +1,24 @@
-"""Clients that overload a cluster: floods, slow readers, large groups. Each tracks its own outcome."""
+"""Clients that overload a cluster: floods, slow readers, large groups, many connections. Each tracks its outcome."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
-from tests.cluster.support_cluster import Nodes
-from tests.node.support_wire import FETCH_VERSION, WireClient, decoded, fetch_of, unique
-from tests.support.eventually import eventually
+from tests.cluster.support_cluster import Nodes, reset_peak
+from tests.cluster.support_groups import WireMember
+from tests.cluster.support_links import LoopThread
+from tests.node.support_wire import FETCH_VERSION, decoded, fetch_of, unique
 
-from chronik.wire import frames
+from chronik.client.endpoint import Endpoint
+from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 from chronik.wire.fetch import read_fetch_response, write_fetch_request
@@ -23,18 +26,14 @@ from chronik.wire.primitives import skip_tags
 
 MB = 1024 * 1024
 OUTCOME_TIMEOUT_S = 120.0
-JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 5, 3, 3, 2
 SESSION_MS = 30_000
+SERVED_TIMEOUT_S = 30.0
+FILES_SPARE = 500
 
 
-def forget_peaks(nodes: Nodes) -> dict[int, int]:
+def reset_peaks(nodes: Nodes) -> dict[int, int]:
     """Reset the nodes' peak memory to their current resident memory, and return the latter."""
-    before: dict[int, int] = {}
-    for node in nodes.running:
-        with open(f"/proc/{node.process.pid}/clear_refs", "w") as clear:
-            clear.write("5")
-        before[node.id] = nodes.resident_bytes(node.id)
-    return before
+    return {node.id: reset_peak(node.process.pid) for node in nodes.responsive}
 
 
 def highest_growth_mb(nodes: Nodes, before: dict[int, int]) -> float:
@@ -104,25 +103,20 @@ class SlowReaders:
         self._count = count
         self.sips = 0
         self._hurry = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="slow-readers", daemon=True)
-        self._thread.start()
-        self._all = asyncio.run_coroutine_threadsafe(self._read_all(), self._loop)
+        self._loop = LoopThread("slow-readers")
+        self._all = self._loop.submit(self._read_all())
 
     def finish(self) -> list[list[int]]:
         """Read the remaining data at full speed and return the offsets in each response of each connection."""
         self._hurry.set()
         try:
-            found = self._all.result(OUTCOME_TIMEOUT_S)
+            return self._all.result(OUTCOME_TIMEOUT_S)
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
             self._loop.close()
-        return found
 
     async def _read_all(self) -> list[list[int]]:
-        given = await asyncio.gather(*(self._read() for _ in range(self._count)))
-        return [offsets for answers in given for offsets in answers]
+        responses = await asyncio.gather(*(self._read() for _ in range(self._count)))
+        return [offsets for answers in responses for offsets in answers]
 
     async def _read(self) -> list[list[int]]:
         reader, writer = await asyncio.open_connection(self._host, self._port, limit=64 * 1024)
@@ -152,50 +146,30 @@ def _offsets(frame: bytes, correlation_id: int) -> list[int]:
     return [record.offset for record in decoded(answer.records)]
 
 
-class Member:
-    """A group member with its own connection: joins, is assigned partitions, and leaves."""
+class Member(WireMember):
+    """Joins, is assigned some of the partitions, and leaves."""
 
     def __init__(self, nodes: Nodes, group: str, partitions: int) -> None:
-        self.client = coordinator(nodes, group)
-        self.id = ""
-        self.generation = -1
-        self.assigned: list[int] = []
-        self._group = group
+        client = nodes.connect(nodes.coordinator(group), timeout_s=90.0)
+        super().__init__(client, group, session_timeout_ms=SESSION_MS, rebalance_timeout_ms=60_000)
         self._partitions = partitions
+
+    @property
+    def assigned(self) -> list[int]:
+        return list(self.assignment)
 
     def join(self) -> None:
         """Complete a rebalance: return when the member has its assignment in a stable generation."""
         while True:
-            answer = self._ask_to_join()
-            if answer.error_code is ErrorCode.member_id_required:
-                self.id = answer.member_id
+            code = self.joined(self.send_join())
+            if code is ErrorCode.member_id_required:
                 continue
-            assert answer.error_code is ErrorCode.none, answer.error_code
-            self.id, self.generation = answer.member_id, answer.generation_id
-            assignments: list[dict[str, Any]] = []
-            if answer.leader == answer.member_id:
-                assignments = self._share_out([member.member_id for member in answer.members])
-            synced = self.client.call(
-                ApiKey.SYNC_GROUP,
-                SYNC_VERSION,
-                {
-                    "group_id": self._group,
-                    "generation_id": self.generation,
-                    "member_id": self.id,
-                    "group_instance_id": None,
-                    "assignments": assignments,
-                },
-            )
-            if synced.error_code is ErrorCode.rebalance_in_progress:
+            assert code is ErrorCode.none, code
+            code = self.sync(self._shares())
+            if code is ErrorCode.rebalance_in_progress:
                 continue
-            assert synced.error_code is ErrorCode.none, synced.error_code
-            self.assigned = list(synced.assignment)
+            assert code is ErrorCode.none, code
             return
-
-    def heartbeat(self) -> ErrorCode:
-        values = {"group_id": self._group, "generation_id": self.generation, "member_id": self.id}
-        answer = self.client.call(ApiKey.HEARTBEAT, HEARTBEAT_VERSION, {**values, "group_instance_id": None})
-        return ErrorCode(answer.error_code)
 
     def follow(self) -> None:
         """Rejoin if the group is rebalancing, as a client's heartbeat thread does."""
@@ -205,45 +179,72 @@ class Member:
         else:
             assert code is ErrorCode.none, code
 
-    def leave(self) -> None:
-        left = self.client.call(ApiKey.LEAVE_GROUP, LEAVE_VERSION, {"group_id": self._group, "member_id": self.id})
-        assert left.error_code is ErrorCode.none, left.error_code
+    def end(self) -> None:
+        """Leave the group."""
+        code = self.leave()
+        assert code is ErrorCode.none, code
         self.client.socket.close()
 
-    def _ask_to_join(self) -> Any:
-        return self.client.call(
-            ApiKey.JOIN_GROUP,
-            JOIN_VERSION,
-            {
-                "group_id": self._group,
-                "session_timeout": SESSION_MS,
-                "rebalance_timeout": 60_000,
-                "member_id": self.id,
-                "group_instance_id": None,
-                "protocol_type": "consumer",
-                "protocols": [{"name": "shared-out", "metadata": b""}],
-            },
-        )
-
-    def _share_out(self, members: Sequence[str]) -> list[dict[str, Any]]:
+    def _shares(self) -> dict[str, bytes]:
         """Assign each member its partitions, one byte each: the coordinator does not parse assignments."""
-        return [
-            {"member_id": member, "assignment": bytes(range(index, self._partitions, len(members)))}
-            for index, member in enumerate(members)
-        ]
-
-
-def coordinator(nodes: Nodes, group: str) -> WireClient:
-    """Return a connection to the group's coordinator."""
-
-    def found() -> int:
-        with nodes.connect(nodes.running[0].id) as client:
-            answer = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0})
-        assert answer.error_code is ErrorCode.none, answer.error_code
-        return int(answer.node_id)
-
-    return nodes.connect(eventually(found, what="the group has a coordinator"), timeout_s=90.0)
+        count = len(self.members)
+        return {member: bytes(range(index, self._partitions, count)) for index, member in enumerate(self.members)}
 
 
 def new_group() -> str:
     return unique("group")
+
+
+class Storm:
+    """Many clients that connect at once, are served, and stay connected until the block ends.
+
+    `served` clients got both answers in time.
+    """
+
+    def __init__(self, nodes: Sequence[Endpoint], clients: int, topic: str) -> None:
+        self.served = 0
+        self.failures: Counter[str] = Counter()
+        self._nodes = nodes
+        self._clients = clients
+        versions = messages.write_request(ApiKey.API_VERSIONS, 0, {})
+        metadata = messages.write_request(
+            ApiKey.METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
+        )
+        self._requests = frames.write_request(ApiKey.API_VERSIONS, 0, 1, "storm", versions)
+        self._requests += frames.write_request(ApiKey.METADATA, 12, 2, "storm", metadata)
+        self._writers: list[asyncio.StreamWriter] = []
+        self._loop = LoopThread("storm")
+
+    def __enter__(self) -> Storm:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < self._clients + FILES_SPARE:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, self._clients + FILES_SPARE), hard))
+        self._loop.run(self._all(), 2 * SERVED_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run(self._close(), SERVED_TIMEOUT_S)
+        self._loop.close()
+
+    async def _all(self) -> None:
+        await asyncio.gather(*(self._one(self._nodes[number % len(self._nodes)]) for number in range(self._clients)))
+
+    async def _one(self, node: Endpoint) -> None:
+        try:
+            async with asyncio.timeout(SERVED_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(*node)
+                self._writers.append(writer)
+                writer.write(self._requests)
+                for correlation_id in (1, 2):
+                    (size,) = struct.unpack(">i", await reader.readexactly(4))
+                    answer = await reader.readexactly(size)
+                    if int.from_bytes(answer[:4], "big") != correlation_id:
+                        raise ValueError(f"answer to another request than {correlation_id}")
+            self.served += 1
+        except (OSError, EOFError, ValueError) as error:
+            self.failures[repr(error)] += 1
+
+    async def _close(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # lets the transports close

@@ -1,4 +1,4 @@
-"""Burrow, LinkedIn's lag checker, and the ZooKeeper that holds its locks."""
+"""Programs that report lag: Burrow with its ZooKeeper, and one on kadm (as kminion, kcl, rpk and Redpanda Console)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.clients.drivers.java import JVM_FLAGS, TOOLS
@@ -18,6 +17,8 @@ from tests.support.ports import free_ports
 ZOOKEEPER = TOOLS / "zookeeper-3.9"
 START_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 5.0
+KADM = TOOLS / "kadm"
+KADM_TIMEOUT_S = 30.0
 
 SETTINGS = """\
 [logging]
@@ -57,7 +58,7 @@ expire-cache = 1
 """
 
 
-def missing() -> str | None:
+def burrow_is_missing() -> str | None:
     """Return why Burrow cannot run here, or None if it can."""
     if shutil.which("Burrow") is None:
         return "Burrow is not on the PATH: install the package burrow"
@@ -94,9 +95,7 @@ class Burrow:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kill()
 
     def ask(self, path: str) -> dict[str, Any]:
@@ -140,3 +139,17 @@ class Burrow:
         for process in reversed(self._processes):
             process.kill()
             process.wait(30)
+
+
+def kadm_is_missing() -> str | None:
+    """Return why kadm cannot run here, or None if it can."""
+    return None if KADM.is_file() else "kadm's program is not in .tools: make test builds it where there is Go"
+
+
+def ask_kadm(bootstrap: str, group: str, topic: str) -> dict[str, Any]:
+    command = [str(KADM), bootstrap, group, topic]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=KADM_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, dict)
+    return answer

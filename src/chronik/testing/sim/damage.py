@@ -1,6 +1,6 @@
 """Tracks the damaged node: acknowledged records are guaranteed only while one in-sync replica is intact.
 
-One node at a time is `wounded`. It has recovered when it serves, is a voter again, is in sync for every partition that
+One node at a time is `damaged`. It has recovered when it serves, is a voter again, is in sync for every partition that
 it has a replica of, and its files hold all their records. Until then no other node's files are damaged. A node's files
 are damaged only while every partition on it has another replica that is in the ISR or eligible.
 """
@@ -9,42 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chronik.metadata.image import ClusterImage
 from chronik.storage.folder import TopicPartition
-from chronik.testing.sim.files import NodeFiles
-from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.node import SimNode, newest_image
+from chronik.testing.sim.node_files import NodeFiles
 from chronik.testing.sim.world import World
 
-LOOK_S = 0.2
-MAY_LOG_WHILE_WOUNDED = frozenset(["log_damaged"])
+CHECK_S = 0.2
+MAY_LOG_WHILE_DAMAGED = frozenset(["log_damaged"])
 
 
-class Wounds:
-    """Invariant: at most one node is `wounded`."""
+class DamageTracker:
+    """Invariant: at most one node is `damaged`."""
 
     def __init__(self, world: World, nodes: Sequence[SimNode]) -> None:
         self._world = world
         self._nodes = nodes
-        self.wounded: SimNode | None = None
-        self._looked_s = 0.0
+        self.damaged: SimNode | None = None
+        self._checked_s = 0.0
 
     def files(self, node: SimNode) -> NodeFiles:
         return NodeFiles(node.host, node.config.data_folder, node.config.node_id)
 
     # -- damage --------------------------------------------------------------------------------------------------------
 
-    def may_hurt(self, node: SimNode) -> bool:
+    def may_damage(self, node: SimNode) -> bool:
         """Return whether the cluster can lose this node's files. The node must be ready, so that its image counts."""
-        if self.wounded is node and node.is_ready:
-            return self._others_suffice(node)
-        return self.is_healed() and node.is_ready and self._others_suffice(node)
+        if self.damaged is node and node.is_ready:
+            return self._others_have_its_records(node)
+        return self.has_recovered() and node.is_ready and self._others_have_its_records(node)
 
-    def hurt(self, node: SimNode) -> None:
-        self.wounded = node
-        node.may_log |= MAY_LOG_WHILE_WOUNDED
+    def mark_damaged(self, node: SimNode) -> None:
+        self.damaged = node
+        node.may_log |= MAY_LOG_WHILE_DAMAGED
 
-    def _others_suffice(self, node: SimNode) -> bool:
-        image = self._newest_image()
+    def _others_have_its_records(self, node: SimNode) -> bool:
+        image = newest_image(self._nodes)
         node_id = node.config.node_id
         return image is not None and all(
             any(other != node_id for other in (*partition.isr, *partition.eligible))
@@ -53,32 +52,27 @@ class Wounds:
             if node_id in partition.replicas
         )
 
-    def _newest_image(self) -> ClusterImage | None:
-        """Return the newest image of all running nodes: a leader acts on its own image."""
-        images = [node.broker.image for node in self._nodes if node.takes_part and node.broker is not None]
-        return max(images, key=lambda image: image.version, default=None)
-
     # -- recovery ------------------------------------------------------------------------------------------------------
 
-    def is_healed(self) -> bool:
-        """Return whether no node is wounded. This reads all files of a node, so it is done only every `LOOK_S`."""
-        node = self.wounded
+    def has_recovered(self) -> bool:
+        """Return whether no node is damaged. This reads all files of a node, so it is done only every `CHECK_S`."""
+        node = self.damaged
         if node is None:
             return True
-        if self._world.now < self._looked_s + LOOK_S:
+        if self._world.now < self._checked_s + CHECK_S:
             return False
-        self._looked_s = self._world.now
-        if self.what_is_missing(node):
+        self._checked_s = self._world.now
+        if self.missing_from(node):
             return False
         self._world.note(f"{node.host.name} is whole again")
-        node.may_log -= MAY_LOG_WHILE_WOUNDED
-        self.wounded = None
+        node.may_log -= MAY_LOG_WHILE_DAMAGED
+        self.damaged = None
         return True
 
-    def what_is_missing(self, node: SimNode) -> str:
+    def missing_from(self, node: SimNode) -> str:
         """Return why the node has not recovered yet; empty if it has."""
-        image = self._newest_image()
-        if image is None or not node.is_ready or node.broker is None:
+        image = newest_image(self._nodes)
+        if image is None or not node.is_ready:
             return f"{node.host.name} is not ready"
         node_id = node.config.node_id
         if not self._votes(node_id):
@@ -93,8 +87,9 @@ class Wounds:
     def _votes(self, node_id: int) -> bool:
         """Return whether the Raft leader has the node as a voter: a node that lost its store is a learner first."""
         for node in self._nodes:
-            if node.is_ready and node.broker is not None and node.broker.member.raft.node.is_leader:
-                member = node.broker.member.raft.node.membership.member(node_id)
+            broker = node.ready_broker
+            if broker is not None and broker.member.raft.node.is_leader:
+                member = broker.member.raft.node.membership.member(node_id)
                 return member is not None and member.is_voter
         return False
 
@@ -109,7 +104,7 @@ class Wounds:
         starts = [
             copy.log_start_offset
             for other in self._nodes
-            if other.is_ready and other.broker is not None and (copy := other.broker.host.partitions.get(log))
+            if (broker := other.ready_broker) is not None and (copy := broker.host.partitions.get(log))
         ]
         if hosted.log_start_offset > min(starts):
             return f"it starts at {hosted.log_start_offset}, others at {min(starts)}"

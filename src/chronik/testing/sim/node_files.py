@@ -41,14 +41,14 @@ class NodeFiles:
     """The data folder of one node. Methods that change it require that the node is down."""
 
     def __init__(self, host: Host, path: str, node_id: int) -> None:
-        self._device = host.disk
+        self._root = host.disk.root
         self._host = host
         self._path = path
         self._node_id = node_id
 
     @property
     def exist(self) -> bool:
-        return self._folder(self._device.root, self._path) is not None
+        return self._root.folder(self._path) is not None
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
@@ -98,22 +98,13 @@ class NodeFiles:
             for log, point in folder.recovery_points.items()
         }
 
-    def _folder(self, root: FolderNode, path: str) -> FolderNode | None:
-        node = root
-        for name in path.strip("/").split("/"):
-            found = node.names.get(name)
-            if not isinstance(found, FolderNode):
-                return None
-            node = found
-        return node
-
     def _own(self) -> FolderNode:
-        folder = self._folder(self._device.root, self._path)
+        folder = self._root.folder(self._path)
         assert folder is not None, f"{self._path} does not exist"
         return folder
 
     def _log(self, log: TopicPartition) -> FolderNode | None:
-        return self._folder(self._device.root, f"{self._path}/{LOGS_NAME}/{log[0]}-{log[1]}")
+        return self._root.folder(f"{self._path}/{LOGS_NAME}/{log[0]}-{log[1]}")
 
     def _batches(self, log: TopicPartition) -> list[Batch]:
         """Return the batches in order; each segment up to its first unreadable header."""
@@ -128,8 +119,8 @@ class NodeFiles:
 
     def remove_log(self, exposed: Exposed) -> str:
         """Remove the folder of one replica, as an operator might who repairs the wrong one by hand."""
-        self._device.root.settle()
-        logs = self._folder(self._device.root, f"{self._path}/{LOGS_NAME}")
+        self._root.settle()
+        logs = self._root.folder(f"{self._path}/{LOGS_NAME}")
         assert logs is not None
         logs.change(f"{exposed.log[0]}-{exposed.log[1]}", None, None)
         logs.settle()
@@ -137,7 +128,7 @@ class NodeFiles:
 
     def shorten(self, exposed: Exposed, random: Random) -> str:
         """Cut a segment between two batches or within one, or remove it."""
-        self._device.root.settle()
+        self._root.settle()
         log = self._log(exposed.log)
         assert log is not None
         batches = [batch for batch in self._batches(exposed.log) if batch.header.base_offset < exposed.upto]
@@ -164,7 +155,7 @@ class NodeFiles:
 
     def damage(self, exposed: Exposed, random: Random) -> str:
         """Flip one bit of a batch."""
-        self._device.root.settle()
+        self._root.settle()
         log = self._log(exposed.log)
         assert log is not None
         whole = [batch for batch in self._batches(exposed.log) if batch.header.next_offset <= exposed.upto]
@@ -179,28 +170,28 @@ class NodeFiles:
         return f"has another byte {at} in the batch at {chosen.header.base_offset}"
 
     def copy(self) -> FolderNode:
-        self._device.root.settle()
+        self._root.settle()
         return self._own().copy()
 
     def put_back(self, copy: FolderNode) -> None:
         """Restore the folder from the copy."""
         parent, _, name = self._path.rpartition("/")
-        holder = self._folder(self._device.root, parent)
+        holder = self._root.folder(parent)
         assert holder is not None
         holder.change(None, name, copy.copy())
-        self._device.root.settle()
+        self._root.settle()
 
     def wipe(self) -> None:
         """Remove the whole folder, as a replaced disk does."""
         parent, _, name = self._path.rpartition("/")
-        holder = self._folder(self._device.root, parent)
+        holder = self._root.folder(parent)
         if holder is not None:
             holder.change(name, None, None)
-            self._device.root.settle()
+            self._root.settle()
 
     def take_store(self) -> FileNode | None:
         """Remove the Raft store and return it, so that it can be restored."""
-        self._device.root.settle()
+        self._root.settle()
         own = self._own()
         store = own.names.get(STORE_NAME)
         own.change(STORE_NAME, None, None)
@@ -276,5 +267,5 @@ class _Nobody:
     def check_alive(self) -> None:
         return
 
-    def reached(self, moment: str) -> None:
+    def reached(self, point: str) -> None:
         return

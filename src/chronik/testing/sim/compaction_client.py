@@ -6,33 +6,27 @@ One client writes versions of a few keys, in order and each once, and sometimes 
 
 from __future__ import annotations
 
-import asyncio
-
-from chronik.client.errors import RETRIABLE, ClientError
+from chronik.client.errors import ClientError
 from chronik.client.topics import Topics
-from chronik.testing.sim.appender import Appender
-from chronik.testing.sim.client import SimClient
-from chronik.testing.sim.fetching import fetch_records
-from chronik.testing.sim.history import History
-from chronik.testing.sim.world import World
+from chronik.metadata.image import OFFSETS_TOPIC
+from chronik.testing.sim.client import Service, SimClient
+from chronik.testing.sim.producer import Appender
+from chronik.testing.sim.requests import fetch_records
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.records import Record
 
 TOPIC = "latest"
-OFFSETS_TOPIC = "__consumer_offsets"
 CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "3000", "min.cleanable.dirty.ratio": "0.01"}
 KEYS = 8
 PAUSE_S = 30e-3
 READ_SHARE = 0.05
 
 
-class KeyedWriter(SimClient):
+class CompactionClient(SimClient):
     """Invariant: for each key, the log has the version in `_acknowledged` or a newer one."""
 
-    def __init__(
-        self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]], replication_factor: int
-    ) -> None:
-        super().__init__(name, world, history, bootstrap)
+    def __init__(self, name: str, service: Service, replication_factor: int) -> None:
+        super().__init__(name, service)
         self._replication_factor = replication_factor
         self._acknowledged: dict[bytes, int] = {}
         self._next_version = 0
@@ -47,7 +41,7 @@ class KeyedWriter(SimClient):
             base_offset = await appender.append([(key, b"%d" % version) for key, version in batch])
             self._acknowledged.update(batch)
             self._acknowledged_end = base_offset + len(batch)
-            await asyncio.sleep(self.random.expovariate(1.0) * PAUSE_S)
+            await self.rest(PAUSE_S)
             if self.random.random() < READ_SHARE:
                 await self._read_all()
         await self._read_all()
@@ -70,16 +64,14 @@ class KeyedWriter(SimClient):
     async def _read_all(self) -> None:
         """Read up to the last acknowledged record. Check that versions grow and that no key lost its last version."""
         expected, end_offset = dict(self._acknowledged), self._acknowledged_end
-        found: dict[bytes, int] = {}
+        versions: dict[bytes, int] = {}
         position = previous = 0
         while position < end_offset:
             connection = await self.leader(TOPIC, 0)
             try:
                 fetched = await fetch_records(connection, TOPIC, 0, position, max_bytes=2_000, max_wait_ms=0)
             except (ClientError, KafkaError) as error:
-                self.failed(error)
-                if isinstance(error, KafkaError) and error.code not in RETRIABLE:
-                    self.world.violated(f"{TOPIC}: {self.name} got {error.code.name} at {position}")
+                self.failed(error, f"{TOPIC} at {position}")
                 await self.pause()
                 continue
             if fetched.damage is not None or fetched.next_offset == position:
@@ -87,11 +79,11 @@ class KeyedWriter(SimClient):
                 return
             for record in fetched.records:
                 previous = self._check(record, previous)
-                found[record.key or b""] = previous
+                versions[record.key or b""] = previous
             position = fetched.next_offset
-        lost = {key: version for key, version in expected.items() if found.get(key, -1) < version}
+        lost = {key: version for key, version in expected.items() if versions.get(key, -1) < version}
         if lost:
-            self.world.violated(f"{TOPIC} lost the last versions of {lost}, it has {found}")
+            self.world.violated(f"{TOPIC} lost the last versions of {lost}, it has {versions}")
 
     def _check(self, record: Record, previous: int) -> int:
         version = int(record.value or b"-1")

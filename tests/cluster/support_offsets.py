@@ -1,30 +1,35 @@
-"""Keeps requesting the end offsets of partitions from every node, and fails if one goes backwards."""
+"""Offsets that nodes report: they never go backwards, and followers learn the high watermark (KIP-392)."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
+import time
 from collections.abc import Sequence
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 from tests.cluster.support_cluster import Nodes
-from tests.node.support_wire import ConnectionEnded, WireClient, fetch_of
+from tests.node.support_wire import ConnectionEnded, WireClient, decoded, fetch_of
+from tests.support.eventually import eventually
 
 from chronik.local.errors import LocalClusterError
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
+from chronik.wire.fetch import FetchRequest
 
 LATEST = -1
 ANSWER_TIMEOUT_S = 1.0
 PAUSE_S = 0.01
+WAIT_MS = 10_000
 
 
 class OffsetWatch:
     """Requests the latest offset and the high watermark of each partition from one node after another.
 
     Each request is sent after the previous answer, so an answer below an earlier one has gone backwards. A node that
-    does not answer, or that is not the leader, says nothing about offsets.
+    does not answer, or that is not the leader, reports no offset.
     """
 
     def __init__(self, nodes: Nodes, topic: str, partitions: Sequence[int]) -> None:
@@ -42,9 +47,7 @@ class OffsetWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         self._thread.join(30)
         if kind is None:
@@ -77,31 +80,67 @@ class OffsetWatch:
         for partition in self._partitions:
             latest = self._latest(client, partition)
             if latest.error_code is ErrorCode.none:
-                self._told("end offset", node_id, partition, latest.offset)
+                self._reported("end offset", node_id, partition, latest.offset)
             offset = self._highest.get(("watermark", partition), (0, 0))[0]
             fetched = client.fetch(fetch_of((self._topic, partition, offset), partition_max_bytes=1)).topics[0][2][0]
             if fetched.error_code == 0:
-                self._told("watermark", node_id, partition, fetched.high_watermark)
+                self._reported("watermark", node_id, partition, fetched.high_watermark)
             elif fetched.error_code == ErrorCode.offset_out_of_range:
                 self._violated(
-                    f"node {node_id}: {self._topic}-{partition} at {offset} is out of range, it was readable"
+                    f"node {node_id}: {self._topic}-{partition} at {offset} is out of range, but was readable"
                 )
 
     def _latest(self, client: WireClient, partition: int) -> Any:
-        wanted = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": LATEST}
-        values = {"replica_id": -1, "topics": [{"name": self._topic, "partitions": [wanted]}]}
+        requested = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": LATEST}
+        values = {"replica_id": -1, "topics": [{"name": self._topic, "partitions": [requested]}]}
         return client.call(ApiKey.LIST_OFFSETS, 7, values).topics[0].partitions[0]
 
-    def _told(self, what: str, node_id: int, partition: int, offset: int) -> None:
+    def _reported(self, what: str, node_id: int, partition: int, offset: int) -> None:
         self.answers += 1
         highest, by = self._highest.get((what, partition), (0, node_id))
         if offset < highest:
             self._violated(
-                f"node {node_id} tells {what} {offset} of {self._topic}-{partition}, node {by} told {highest} before"
+                f"node {node_id} reports {what} {offset} of {self._topic}-{partition}, node {by} reported {highest}"
             )
         else:
             self._highest[(what, partition)] = (offset, node_id)
 
-    def _violated(self, told: str) -> None:
+    def _violated(self, violation: str) -> None:
         if len(self.violations) < 1000:
-            self.violations.append(told)
+            self.violations.append(violation)
+
+
+def seconds_until_followers_know(nodes: Nodes, topic: str, records: int) -> list[float]:
+    """Return, for each record, the seconds from its acks=all acknowledgement until a follower returns it to a consumer.
+
+    The consumer's fetch waits at the follower before the record is produced. It must return exactly that record.
+    """
+    state = nodes.partitions(topic)[0]
+    followers = [replica for replica in state.replicas if replica != state.leader]
+    seconds: list[float] = []
+    with nodes.connect(state.leader, timeout_s=30.0) as leader:
+        offset = leader.append(topic, b"first") + 1
+        for follower in followers:
+            with nodes.connect(follower, timeout_s=30.0) as near:
+                eventually(partial(_knows, near, topic, offset), 30, f"node {follower} knows what is committed")
+                for number in range(records // len(followers)):
+                    value = f"{follower}/{number}".encode()
+                    waiting = near.send_fetch(_at_follower(topic, offset, WAIT_MS))
+                    leader.append(topic, value)
+                    acknowledged_s = time.monotonic()
+                    fetched = near.fetched(waiting).topics[0][2][0]
+                    seconds.append(time.monotonic() - acknowledged_s)
+                    assert fetched.error_code == 0
+                    assert [record.value for record in decoded(fetched.records)] == [value]
+                    offset += 1
+                    assert fetched.high_watermark == offset
+    return seconds
+
+
+def _knows(follower: WireClient, topic: str, offset: int) -> bool:
+    return follower.fetch(_at_follower(topic, 0, 0)).topics[0][2][0].high_watermark == offset
+
+
+def _at_follower(topic: str, offset: int, wait_ms: int) -> FetchRequest:
+    """Return a fetch that a follower answers, because the consumer names a rack."""
+    return dataclasses.replace(fetch_of((topic, 0, offset), max_wait_ms=wait_ms), rack_id="near")

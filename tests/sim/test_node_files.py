@@ -14,7 +14,7 @@ from chronik.storage.config import LogConfig
 from chronik.storage.disk import read_file, write_file_atomic
 from chronik.storage.folder import DataFolder, RecoveryPoint
 from chronik.storage.log import Log
-from chronik.testing.sim.files import Exposed, NodeFiles
+from chronik.testing.sim.node_files import Exposed, NodeFiles
 from chronik.wire.batch import check_batches, encode_batch
 
 NODE = "/data/node-1"

@@ -1,0 +1,54 @@
+"""Every scenario keeps its guarantees: no acknowledged or visible record is lost, whatever fails.
+
+The seeds of `KNOWN` are always the same; new ones run beside them, with the seed in the test's name. They are derived
+from the product's source: every change of the source yields new seeds, and every test of the same source uses the same
+ones. So a failure on another machine is reproduced here. Random seeds run in `make soak`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+import chronik
+from chronik.testing.sim import Report, run_seed
+from chronik.testing.sim.cluster_scenarios import BadDisks, FiveNodes, ThreeNodes
+from chronik.testing.sim.scenario import SingleNode
+
+SOURCE = Path(chronik.__file__).parent
+KNOWN = {SingleNode.name: range(12), ThreeNodes.name: range(5, 11), BadDisks.name: range(10), FiveNodes.name: range(6)}
+FRESH = {SingleNode.name: 30, ThreeNodes.name: 8, BadDisks.name: 10, FiveNodes.name: 6}
+
+
+def fresh_seeds(scenario: str, count: int) -> range:
+    content = hashlib.blake2b(scenario.encode(), digest_size=4)
+    for path in sorted(SOURCE.rglob("*.py")):
+        content.update(path.read_bytes())
+    first = int.from_bytes(content.digest(), "big")
+    return range(first, first + count)
+
+
+def check(report: Report) -> None:
+    if report.violation is not None:
+        pytest.fail(report.failure(), pytrace=False)
+
+
+@pytest.mark.parametrize(("scenario", "seed"), [(name, seed) for name, seeds in KNOWN.items() for seed in seeds])
+def test_nothing_acknowledged_is_lost(scenario: str, seed: int) -> None:
+    report = run_seed(seed, scenario)
+    check(report)
+    assert report.counts["acknowledged"] > 0 and report.counts["read"] > 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "seed"), [(name, seed) for name, count in FRESH.items() for seed in fresh_seeds(name, count)]
+)
+def test_nothing_acknowledged_is_lost_with_fresh_seeds(scenario: str, seed: int) -> None:
+    check(run_seed(seed, scenario))
+
+
+def test_a_run_stops_after_the_maximum_number_of_events() -> None:
+    report = run_seed(1, events_max=2000)
+    assert report.events == 2000 and report.violation is None
