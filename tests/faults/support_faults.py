@@ -23,6 +23,7 @@ from tests.faults.support_overload import Storm
 from chronik.cli.cluster_resize import add_node, remove_node
 from chronik.cli.errors import CliError
 from chronik.client.errors import ClientError
+from chronik.local.errors import LocalClusterError
 from chronik.wire.errors import KafkaError
 
 Fault = Callable[[FaultInjector, Workload], AbstractContextManager[None]]
@@ -247,7 +248,7 @@ def leadership_transfer(injector: FaultInjector, workload: Workload) -> Iterator
     for _ in range(TRANSFERS):
         try:
             _transfer(injector, workload)
-        except (KafkaError, ClientError, CliError, AssertionError, OSError):
+        except (KafkaError, ClientError, CliError, LocalClusterError, AssertionError, OSError):
             if not injector.is_mixed:
                 raise
             injector.note("not now")

@@ -14,7 +14,7 @@ from tests.cluster.support_workload import Workload
 from tests.faults.support_namespaces import CUT, HOST, LinkFault, Namespaces, NamespacesUnavailable
 from tests.support.eventually import eventually
 
-from chronik.cli.errors import CliError
+from chronik.local.errors import LocalClusterError
 
 NODES = 5
 SMALL_DISKS = 2
@@ -126,7 +126,7 @@ class FaultInjector:
         elif process.state is None:
             try:
                 self.nodes.launch(node_id)
-            except CliError as error:
+            except LocalClusterError as error:
                 assert node_id in self.may_end_by_itself, str(error)
                 self.note(str(error))
 
@@ -147,7 +147,7 @@ class FaultInjector:
     def _all_ready(self) -> bool:
         try:
             self.nodes.wait_until_ready(1.0)
-        except CliError as error:
+        except LocalClusterError as error:
             raise AssertionError(str(error)) from None
         return True
 
