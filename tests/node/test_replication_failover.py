@@ -86,6 +86,25 @@ async def test_a_replaced_leader_forwards_no_batch_after_an_unreplicated_one(clu
 
 
 @on_cluster()
+async def test_a_leader_that_moves_away_forwards_no_batch_after_an_unreplicated_one(cluster: Cluster) -> None:
+    """Found by the simulator (five-nodes seed 703792778): a node that leaves the cluster has no replica any more."""
+    old = cluster[1].partition
+    await cluster[1].committed(old.append(numbered(0), 1).last_offset + 1)
+    await until(lambda: is_caught_up(cluster))
+    cluster.cut(1, 2)
+    cluster.cut(1, 3)
+    old.append(numbered(1), 1)
+    cluster.change(leader=2, isr=(2, 3), replicas=(2, 3))
+    host, topic = cluster[1].host, cluster.image.topics[TOPIC]
+    await until(lambda: (TOPIC, 0) not in host.partitions)
+    with pytest.raises(KafkaError) as refused:
+        host.check_forwardable(topic, 0, numbered(2), 1)
+    assert refused.value.code is ErrorCode.not_leader_or_follower
+    host.check_forwardable(topic, 0, numbered(1), 1)
+    host.check_forwardable(topic, 0, numbered(2), 1)
+
+
+@on_cluster()
 async def test_a_batch_that_the_new_leader_has_does_not_block_forwarding(cluster: Cluster) -> None:
     old = cluster[1].partition
     cluster.cut(1, 3)

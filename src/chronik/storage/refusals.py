@@ -37,6 +37,10 @@ class Refused(NamedTuple):
     at_ms: int
 
 
+NO_PRODUCERS: Final = ProducerStates(0)
+"""For a node that has no log to compare with."""
+
+
 class RefusedBatches:
     """The first refused batch of each producer that the log does not have, ordered by refusal, newest last.
 

@@ -28,7 +28,7 @@ class NumberFile(NamedTuple):
     number: Callable[[], int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(eq=False)
 class DeletionJob:
     """Files to remove in a thread. The log has already released them; without `run` the next open brings them back.
 

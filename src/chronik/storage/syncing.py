@@ -47,7 +47,7 @@ class Checkpoint(NamedTuple):
     """Snapshots that can be removed once this one exists."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class SyncJob:
     """One sync of one log. A thread calls `run`, which touches only files; then the loop calls `Log.synced`."""
 

@@ -160,8 +160,7 @@ class PendingProduce:
                     # This node may lead again: its lease may be renewed, or a handover may be cancelled.
                     hosted.refused(records, error, now_ms)
                 raise
-            if hosted is not None:
-                hosted.check_forwardable(records, now_ms)
+            node.host.check_forwardable(topic, response.partition, records, now_ms)
         self._forward(response, topic, records)
 
     def _append(

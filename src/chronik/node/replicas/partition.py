@@ -23,7 +23,7 @@ from chronik.storage.disk import Buffer, StorageError
 from chronik.storage.log import Log
 from chronik.storage.producers import AppendResult
 from chronik.storage.reading import ReadJob
-from chronik.storage.refusals import TEMPORARY_ERRORS, RefusedBatches
+from chronik.storage.refusals import NO_PRODUCERS, TEMPORARY_ERRORS, RefusedBatches
 from chronik.storage.syncing import SyncJob
 from chronik.wire.batch import (
     HEADER_BYTES,
@@ -396,6 +396,13 @@ class Partition:
         ):
             raise self._not_leader()
         self._refused.check(header, self.log.producers, now_ms)
+
+    def unresolved_batches(self) -> RefusedBatches:
+        """Return the batches that the leader may lack, to be remembered when this replica moves away."""
+        if self._is_in_doubt or self.leader is not None:
+            possibly_lost = self.log.producers.first_from(self.role.high_watermark)
+            self._refused.note_lost(possibly_lost, NO_PRODUCERS, self._runtime.env.wall_ms())
+        return self._refused
 
     def _not_leader(self) -> KafkaError:
         return KafkaError(

@@ -43,9 +43,12 @@ from chronik.storage.config import LogConfig
 from chronik.storage.folder import NO_EPOCH, DataFolder, RecoveryPoint
 from chronik.storage.log import Log
 from chronik.storage.recovery import RecoveryReport
+from chronik.storage.refusals import NO_PRODUCERS, RefusedBatches
+from chronik.wire.batch import HEADER_BYTES, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 OPEN_AT_ONCE = 64
+MOVED_AWAY_MAX = 1_000
 APPLIED_TIMEOUT_S = 30.0
 
 
@@ -109,6 +112,8 @@ class PartitionHost:
         self.replication = Replication(runtime, links, self._checkpoints, self.reports, folder.path)
         self.replica_sessions = ReplicaSessions(runtime, metadata, self.replication, self.partition_by_id)
         self._work: asyncio.Queue[Work] = asyncio.Queue()
+        self._moved_away: dict[tuple[UUID, int], RefusedBatches] = {}
+        """What the leader may lack, by partition that this node led and no longer has."""
         self._unopened: dict[tuple[str, int], UUID] = {}
         self._missing: dict[tuple[UUID, int], TopicImage] = {}
         self._refetched: dict[tuple[UUID, int], str] = {}
@@ -308,6 +313,11 @@ class PartitionHost:
             hosted = self.partitions.get((topic, index))
             self.reports.forget(topic_id, index)
             if hosted is not None and hosted.topic_id == topic_id:
+                unresolved = hosted.unresolved_batches()
+                if unresolved:
+                    self._moved_away[(topic_id, index)] = unresolved
+                    if len(self._moved_away) > MOVED_AWAY_MAX:
+                        del self._moved_away[next(iter(self._moved_away))]
                 hosted.close(reason)
                 self.replication.partition_closed(hosted)
         self._work.put_nowait(Remove(topic, topic_id, tuple(indexes)))
@@ -607,6 +617,14 @@ class PartitionHost:
                 ErrorCode.request_timed_out, f"{topic}-{index} was not committed within {timeout_s} s"
             ) from None
         return appended.base_offset
+
+    def check_forwardable(self, topic: TopicImage, index: int, records: memoryview, now_ms: int) -> None:
+        """Raise if the leader may lack earlier batches that this batch's producer sent here while this node led."""
+        hosted = self.partitions.get((topic.name, index))
+        if hosted is not None and not hosted.is_closed:
+            hosted.check_forwardable(records, now_ms)
+        elif (unresolved := self._moved_away.get((topic.id, index))) and len(records) >= HEADER_BYTES:
+            unresolved.check(read_batch_header(records), NO_PRODUCERS, now_ms)
 
     def other_leader(self, topic: str, index: int) -> tuple[tuple[int, int], BrokerImage] | None:
         """Return the leader if it is another node, as (id, leader epoch) and broker, to redirect a client."""
