@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import pytest
 from tests.support.node import Node
 
@@ -16,16 +13,12 @@ from chronik.wire.batch import decode_batch, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-def with_cluster(node: Node, work: Callable[[Cluster], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(30), Cluster([("127.0.0.1", node.kafka_port)]) as cluster:
-            await work(cluster)
-
-    asyncio.run(run())
+def cluster_of(node: Node) -> Cluster:
+    return Cluster([("127.0.0.1", node.kafka_port)])
 
 
-def test_fetch_returns_batches_as_they_were_appended(shared_node: Node) -> None:
-    async def work(cluster: Cluster) -> None:
+async def test_fetch_returns_batches_as_they_were_appended(shared_node: Node) -> None:
+    async with cluster_of(shared_node) as cluster:
         topics, batches = Topics(cluster), Batches(cluster)
         await topics.create("client-batches", 2, None, {})
         records = [(b"k", b"v%d" % number, [("h", None)], 1_700_000_000_000 + number) for number in range(5)]
@@ -43,11 +36,9 @@ def test_fetch_returns_batches_as_they_were_appended(shared_node: Node) -> None:
             await batches.fetch("client-batches", 1, 11, max_wait_ms=1)
         assert refused.value.code == ErrorCode.offset_out_of_range
 
-    with_cluster(shared_node, work)
 
-
-def test_offsets_are_found_by_position_and_by_timestamp(shared_node: Node) -> None:
-    async def work(cluster: Cluster) -> None:
+async def test_offsets_are_found_by_position_and_by_timestamp(shared_node: Node) -> None:
+    async with cluster_of(shared_node) as cluster:
         topics = Topics(cluster)
         await topics.create("client-offsets", 1, None, {})
         batch = encode_batch([(None, b"v", [], 1_700_000_000_000 + 1000 * number) for number in range(3)])
@@ -59,11 +50,9 @@ def test_offsets_are_found_by_position_and_by_timestamp(shared_node: Node) -> No
         assert list(asked.values()) == [0, 3, 1, -1]
         assert (await topics.offsets("client-offsets", LATEST, reader=LOG_END_READER))[0].offset == 3
 
-    with_cluster(shared_node, work)
 
-
-def test_offsets_of_an_empty_group_can_be_set_and_deleted(shared_node: Node) -> None:
-    async def work(cluster: Cluster) -> None:
+async def test_offsets_of_an_empty_group_can_be_set_and_deleted(shared_node: Node) -> None:
+    async with cluster_of(shared_node) as cluster:
         groups = Groups(cluster)
         await Topics(cluster).create("client-groups", 2, None, {})
         offsets = {("client-groups", 0): 0, ("client-groups", 1): 7}
@@ -75,15 +64,11 @@ def test_offsets_of_an_empty_group_can_be_set_and_deleted(shared_node: Node) -> 
         await groups.delete("client-group")
         assert (await groups.describe("client-group")).state == "Dead"
 
-    with_cluster(shared_node, work)
 
-
-def test_single_configs_can_be_set_and_reset(shared_node: Node) -> None:
-    async def work(cluster: Cluster) -> None:
+async def test_single_configs_can_be_set_and_reset(shared_node: Node) -> None:
+    async with cluster_of(shared_node) as cluster:
         topics = Topics(cluster)
         await topics.create("client-configs", 1, None, {"retention.ms": "1000", "segment.bytes": "1048576"})
         await topics.alter_configs("client-configs", {"retention.ms": None, "max.message.bytes": "5000"})
         own = {entry.name: entry.value for entry in await topics.configs("client-configs") if not entry.is_default}
         assert own == {"segment.bytes": "1048576", "max.message.bytes": "5000"}
-
-    with_cluster(shared_node, work)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, metadata
-from tests.client.test_connection import run
 
 from chronik.client import replica_logs as module
 from chronik.client.cluster import Cluster
@@ -57,30 +56,25 @@ def answered(request: Any, start: int, end: int, error: ErrorCode = ErrorCode.no
     return {"topics": [{"name": "t", "partitions": partitions}]}
 
 
-def test_every_replica_is_queried_for_its_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_replica_is_queried_for_its_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 1.0)
 
-    async def work() -> None:
-        async with FakeBroker(node_id=1) as one, FakeBroker(node_id=2) as two, FakeBroker(node_id=3) as three:
-            gone = FakeBroker(node_id=4)
-            async with gone:
-                names = metadata(one, two, three, gone, topics={"t": [-1]})
-            one.handlers = {
-                ApiKey.METADATA: lambda _: names,
-                ApiKey.LIST_OFFSETS: lambda request: answered(request, 5, 9),
-            }
-            two.handlers[ApiKey.LIST_OFFSETS] = lambda request: answered(
-                request, -1, -1, ErrorCode.not_leader_or_follower
-            )
-            three.handlers[ApiKey.LIST_OFFSETS] = lambda _: None
-            async with Cluster([one.address]) as cluster:
-                found = await replica_logs(cluster, "t", 0, [4, 1, 2, 3, 5])
-            assert found == [
-                ReplicaLog(4, DOWN),
-                ReplicaLog(1, ANSWERS, 5, 9, 7),
-                ReplicaLog(2, "not_leader_or_follower"),
-                ReplicaLog(3, SILENT),
-                ReplicaLog(5, DOWN),
-            ]
-
-    run(work)
+    async with FakeBroker(node_id=1) as one, FakeBroker(node_id=2) as two, FakeBroker(node_id=3) as three:
+        gone = FakeBroker(node_id=4)
+        async with gone:
+            names = metadata(one, two, three, gone, topics={"t": [-1]})
+        one.handlers = {
+            ApiKey.METADATA: lambda _: names,
+            ApiKey.LIST_OFFSETS: lambda request: answered(request, 5, 9),
+        }
+        two.handlers[ApiKey.LIST_OFFSETS] = lambda request: answered(request, -1, -1, ErrorCode.not_leader_or_follower)
+        three.handlers[ApiKey.LIST_OFFSETS] = lambda _: None
+        async with Cluster([one.address]) as cluster:
+            found = await replica_logs(cluster, "t", 0, [4, 1, 2, 3, 5])
+        assert found == [
+            ReplicaLog(4, DOWN),
+            ReplicaLog(1, ANSWERS, 5, 9, 7),
+            ReplicaLog(2, "not_leader_or_follower"),
+            ReplicaLog(3, SILENT),
+            ReplicaLog(5, DOWN),
+        ]

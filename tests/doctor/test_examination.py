@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
-from tests.node.test_any_node import create, play, produce
+from tests.node.test_any_node import create, produce
 
 from chronik.client.errors import ClientError
 from chronik.doctor import diagnose
@@ -29,8 +29,8 @@ def bootstrap(nodes: LocalNodes) -> list[tuple[str, int]]:
     return [("127.0.0.1", broker.server.port) for broker in nodes.brokers.values()]
 
 
-def test_a_healthy_topic_is_healthy_and_a_note_states_the_missing_sources(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_healthy_topic_is_healthy_and_a_note_states_the_missing_sources(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
         await create(client, "t")
@@ -42,11 +42,9 @@ def test_a_healthy_topic_is_healthy_and_a_note_states_the_missing_sources(tmp_pa
         assert all(view.fetch_ms is not None for view in diagnosis.partitions)
         assert any("Kafka protocol alone" in note for note in diagnosis.notes)
 
-    play(tmp_path, story)
 
-
-def test_unknown_topics_groups_and_brokers_are_errors(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_unknown_topics_groups_and_brokers_are_errors(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
         with pytest.raises(KafkaError) as topic:
@@ -58,11 +56,9 @@ def test_unknown_topics_groups_and_brokers_are_errors(tmp_path: Path) -> None:
         with pytest.raises(ClientError):
             await diagnose([("127.0.0.1", 1)], "t", seconds=1)
 
-    play(tmp_path, story)
 
-
-def test_examination_reports_a_killed_node_without_waiting_for_it(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_examination_reports_a_killed_node_without_waiting_for_it(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
         addresses = bootstrap(nodes)
@@ -77,11 +73,9 @@ def test_examination_reports_a_killed_node_without_waiting_for_it(tmp_path: Path
         assert diagnosis.verdict == "under-replicated"
         assert {item.node for item in diagnosis.evidence} == {gone.node_id}
 
-    play(tmp_path, story)
 
-
-def test_examination_reports_no_leader_if_all_brokers_stop_while_it_runs(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_examination_reports_no_leader_if_all_brokers_stop_while_it_runs(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
         loop = brokers[0].runtime.loop
@@ -91,5 +85,3 @@ def test_examination_reports_no_leader_if_all_brokers_stop_while_it_runs(tmp_pat
         diagnosis = await examining
         assert diagnosis.verdict == "no-leader"
         assert any("no broker returned metadata" in note for note in diagnosis.notes)
-
-    play(tmp_path, story)

@@ -206,20 +206,17 @@ def garbage_batch() -> bytes:
 
 def with_broker(
     **settings: Any,
-) -> Callable[[Callable[Concatenate[FakeBroker, P], Awaitable[None]]], Callable[P, None]]:
-    """Run an async test with its own broker, which is its first argument, within a deadline."""
+) -> Callable[[Callable[Concatenate[FakeBroker, P], Awaitable[None]]], Callable[P, Awaitable[None]]]:
+    """Run a test with its own broker, which is its first argument, within a deadline."""
 
-    def decorate(test: Callable[Concatenate[FakeBroker, P], Awaitable[None]]) -> Callable[P, None]:
-        async def play(*args: P.args, **kwargs: P.kwargs) -> None:
+    def decorate(test: Callable[Concatenate[FakeBroker, P], Awaitable[None]]) -> Callable[P, Awaitable[None]]:
+        @functools.wraps(test)
+        async def run(*args: P.args, **kwargs: P.kwargs) -> None:
             async with asyncio.timeout(DEADLINE_S):
                 broker = FakeBroker(**settings)
                 await broker.start()
                 await test(broker, *args, **kwargs)
                 await broker.stop()
-
-        @functools.wraps(test)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            asyncio.run(play(*args, **kwargs))
 
         # pytest must not look for a fixture named `broker`.
         arguments = inspect.signature(test)

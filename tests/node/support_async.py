@@ -1,8 +1,7 @@
-"""Tests as coroutines: each runs on its own loop, with a scene that is opened for it."""
+"""Tests whose first parameter is a scene, which is opened for each of them."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
@@ -12,21 +11,15 @@ from typing import Any, TypeAlias
 Story: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 
-def async_test(
-    open_scene: Callable[..., AbstractAsyncContextManager[Any]], *fixtures: str
-) -> Callable[[Story], Callable[..., None]]:
+def async_test(open_scene: Callable[..., AbstractAsyncContextManager[Any]], *fixtures: str) -> Callable[[Story], Story]:
     """Make a test of a coroutine whose first parameter is the scene, opened with the values of these fixtures."""
 
-    def decorate(story: Story) -> Callable[..., None]:
+    def decorate(story: Story) -> Story:
         @functools.wraps(story)
-        def test(**values: Any) -> None:
+        async def test(**values: Any) -> None:
             opened_with = [values.pop(name) for name in fixtures]
-
-            async def run() -> None:
-                async with open_scene(*opened_with) as scene:
-                    await story(scene, **values)
-
-            asyncio.run(run())
+            async with open_scene(*opened_with) as scene:
+                await story(scene, **values)
 
         names = [*fixtures, *list(inspect.signature(story).parameters)[1:]]
         parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]

@@ -502,6 +502,6 @@ class Cluster:
         return ReportedResult(tuple("" if error is None else error.message for error in plan.outcomes))
 
 
-def on_cluster(**settings: Any) -> Callable[[Story], Callable[..., None]]:
+def on_cluster(**settings: Any) -> Callable[[Story], Story]:
     """Make a test of a coroutine that takes a cluster with these settings."""
     return async_test(lambda path: Cluster(path, **settings), "tmp_path")

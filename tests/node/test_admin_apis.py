@@ -172,254 +172,221 @@ def versions(api: Api) -> list[int]:
 
 
 @pytest.mark.parametrize("version", versions(create_topics.API))
-def test_a_topic_is_created_in_every_version(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path, num_partitions=4) as broker:
-            values = {"topics": [wanted("orders", retention_ms="5")], "timeout": 5000, "validate_only": False}
-            (topic,) = (await call(broker, create_topics.API, values, version)).topics
-            assert (topic.name, topic.error_code) == ("orders", ErrorCode.none)
-            made = broker.image.topics["orders"]
-            assert len(made.partitions) == 4
-            assert made.configs == {"retention.ms": "5"}
-            if version >= 5:
-                assert (topic.num_partitions, topic.replication_factor) == (4, 1)
-                assert {config.name for config in topic.configs} == set(TOPIC_CONFIGS)
-                sources = {config.name: config.config_source for config in topic.configs}
-                assert sources["retention.ms"] == DYNAMIC_TOPIC
-                assert -1 not in sources.values()
-            if version >= 7:
-                assert topic.topic_id == made.id
-
-    asyncio.run(story())
+async def test_a_topic_is_created_in_every_version(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path, num_partitions=4) as broker:
+        values = {"topics": [wanted("orders", retention_ms="5")], "timeout": 5000, "validate_only": False}
+        (topic,) = (await call(broker, create_topics.API, values, version)).topics
+        assert (topic.name, topic.error_code) == ("orders", ErrorCode.none)
+        made = broker.image.topics["orders"]
+        assert len(made.partitions) == 4
+        assert made.configs == {"retention.ms": "5"}
+        if version >= 5:
+            assert (topic.num_partitions, topic.replication_factor) == (4, 1)
+            assert {config.name for config in topic.configs} == set(TOPIC_CONFIGS)
+            sources = {config.name: config.config_source for config in topic.configs}
+            assert sources["retention.ms"] == DYNAMIC_TOPIC
+            assert -1 not in sources.values()
+        if version >= 7:
+            assert topic.topic_id == made.id
 
 
-def test_each_invalid_topic_gets_its_own_error_and_valid_topics_are_created(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("there"))
-            manual = wanted("manual")
-            manual["assignments"] = [
-                {"partition_index": 0, "broker_ids": [1]},
-                {"partition_index": 1, "broker_ids": [1]},
-            ]
-            both = wanted("both", partitions=2)
-            both["assignments"] = manual["assignments"]
-            unknown = wanted("unknown")
-            unknown["assignments"] = [{"partition_index": 0, "broker_ids": [7]}]
-            gap = wanted("gap")
-            gap["assignments"] = [{"partition_index": 1, "broker_ids": [1]}]
-            results = await create(
-                broker,
-                wanted("twice"),
-                wanted("there"),
-                wanted("a/b"),
-                wanted("zero", partitions=0),
-                wanted("wide", factor=2),
-                wanted("none", factor=0),
-                wanted("odd", no_such="1"),
-                wanted("bad", retention_ms="soon"),
-                wanted("__consumer_offsets"),
-                wanted("good", partitions=3),
-                manual,
-                both,
-                unknown,
-                gap,
-                wanted("twice"),
-            )
-            assert {result.name: result.error_code for result in results} == {
-                "twice": ErrorCode.invalid_request,
-                "there": ErrorCode.topic_already_exists,
-                "a/b": ErrorCode.invalid_topic_exception,
-                "zero": ErrorCode.invalid_partitions,
-                "wide": ErrorCode.invalid_replication_factor,
-                "none": ErrorCode.invalid_replication_factor,
-                "odd": ErrorCode.invalid_config,
-                "bad": ErrorCode.invalid_config,
-                "__consumer_offsets": ErrorCode.invalid_topic_exception,
-                "good": ErrorCode.none,
-                "manual": ErrorCode.none,
-                "both": ErrorCode.invalid_request,
-                "unknown": ErrorCode.invalid_replica_assignment,
-                "gap": ErrorCode.invalid_replica_assignment,
-            }
-            assert all(result.error_message for result in results if result.error_code != ErrorCode.none)
-            assert sorted(broker.image.topics) == ["good", "manual", "there"]
-
-    asyncio.run(story())
+async def test_each_invalid_topic_gets_its_own_error_and_valid_topics_are_created(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("there"))
+        manual = wanted("manual")
+        manual["assignments"] = [
+            {"partition_index": 0, "broker_ids": [1]},
+            {"partition_index": 1, "broker_ids": [1]},
+        ]
+        both = wanted("both", partitions=2)
+        both["assignments"] = manual["assignments"]
+        unknown = wanted("unknown")
+        unknown["assignments"] = [{"partition_index": 0, "broker_ids": [7]}]
+        gap = wanted("gap")
+        gap["assignments"] = [{"partition_index": 1, "broker_ids": [1]}]
+        results = await create(
+            broker,
+            wanted("twice"),
+            wanted("there"),
+            wanted("a/b"),
+            wanted("zero", partitions=0),
+            wanted("wide", factor=2),
+            wanted("none", factor=0),
+            wanted("odd", no_such="1"),
+            wanted("bad", retention_ms="soon"),
+            wanted("__consumer_offsets"),
+            wanted("good", partitions=3),
+            manual,
+            both,
+            unknown,
+            gap,
+            wanted("twice"),
+        )
+        assert {result.name: result.error_code for result in results} == {
+            "twice": ErrorCode.invalid_request,
+            "there": ErrorCode.topic_already_exists,
+            "a/b": ErrorCode.invalid_topic_exception,
+            "zero": ErrorCode.invalid_partitions,
+            "wide": ErrorCode.invalid_replication_factor,
+            "none": ErrorCode.invalid_replication_factor,
+            "odd": ErrorCode.invalid_config,
+            "bad": ErrorCode.invalid_config,
+            "__consumer_offsets": ErrorCode.invalid_topic_exception,
+            "good": ErrorCode.none,
+            "manual": ErrorCode.none,
+            "both": ErrorCode.invalid_request,
+            "unknown": ErrorCode.invalid_replica_assignment,
+            "gap": ErrorCode.invalid_replica_assignment,
+        }
+        assert all(result.error_message for result in results if result.error_code != ErrorCode.none)
+        assert sorted(broker.image.topics) == ["good", "manual", "there"]
 
 
-def test_a_request_above_the_partition_limit_is_a_policy_violation(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            results = await create(broker, wanted("a", partitions=2**31 - 1), wanted("b", partitions=1))
-            assert {result.error_code for result in results} == {ErrorCode.policy_violation}
-            results = await create(broker, wanted("c", partitions=6_000), wanted("d", partitions=6_000))
-            assert {result.error_code for result in results} == {ErrorCode.policy_violation}
-            assert broker.image.topics == {}
-
-    asyncio.run(story())
+async def test_a_request_above_the_partition_limit_is_a_policy_violation(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        results = await create(broker, wanted("a", partitions=2**31 - 1), wanted("b", partitions=1))
+        assert {result.error_code for result in results} == {ErrorCode.policy_violation}
+        results = await create(broker, wanted("c", partitions=6_000), wanted("d", partitions=6_000))
+        assert {result.error_code for result in results} == {ErrorCode.policy_violation}
+        assert broker.image.topics == {}
 
 
-def test_validate_only_returns_the_real_response_and_changes_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            version = broker.image.version
-            good, bad = await create(broker, wanted("good", partitions=2), wanted("a b"), validate_only=True)
-            assert (good.error_code, good.num_partitions) == (ErrorCode.none, 2)
-            assert bad.error_code == ErrorCode.invalid_topic_exception
-            assert broker.image.version == version
-
-    asyncio.run(story())
+async def test_validate_only_returns_the_real_response_and_changes_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        version = broker.image.version
+        good, bad = await create(broker, wanted("good", partitions=2), wanted("a b"), validate_only=True)
+        assert (good.error_code, good.num_partitions) == (ErrorCode.none, 2)
+        assert bad.error_code == ErrorCode.invalid_topic_exception
+        assert broker.image.version == version
 
 
-def test_a_creation_that_is_not_applied_in_time_returns_request_timed_out(
+async def test_a_creation_that_is_not_applied_in_time_returns_request_timed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronik.node.serving.deadlines.WAIT_MS_MIN", 20)
 
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            broker.stuck = asyncio.Event()
-            values = {"topics": [wanted("orders")], "timeout": 20, "validate_only": False}
-            (topic,) = (await call(broker, create_topics.API, values)).topics
-            assert topic.error_code == ErrorCode.request_timed_out
-            assert "orders" in broker.image.topics
-            broker.stuck.set()
-
-    asyncio.run(story())
+    async with running(tmp_path) as broker:
+        broker.stuck = asyncio.Event()
+        values = {"topics": [wanted("orders")], "timeout": 20, "validate_only": False}
+        (topic,) = (await call(broker, create_topics.API, values)).topics
+        assert topic.error_code == ErrorCode.request_timed_out
+        assert "orders" in broker.image.topics
+        broker.stuck.set()
 
 
-def test_an_unexpected_failure_is_never_reported_as_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
+async def test_an_unexpected_failure_is_never_reported_as_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as broker:
 
-            async def fail() -> None:
-                raise RuntimeError("bug")
+        async def fail() -> None:
+            raise RuntimeError("bug")
 
-            monkeypatch.setattr(broker, "applied", fail)
-            (topic,) = await create(broker, wanted("orders"))
-            assert topic.error_code == ErrorCode.unknown_server_error
-
-    asyncio.run(story())
+        monkeypatch.setattr(broker, "applied", fail)
+        (topic,) = await create(broker, wanted("orders"))
+        assert topic.error_code == ErrorCode.unknown_server_error
 
 
-def test_only_the_broker_creates_internal_topics(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            new = NewTopic("__consumer_offsets", 16, configs={"cleanup.policy": "compact"})
-            topic = await broker.create(new, by_broker=True)
-            assert topic.is_internal and len(topic.partitions) == 16
-            with pytest.raises(KafkaError):
-                await broker.create("__transaction_state")
-
-    asyncio.run(story())
+async def test_only_the_broker_creates_internal_topics(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        new = NewTopic("__consumer_offsets", 16, configs={"cleanup.policy": "compact"})
+        topic = await broker.create(new, by_broker=True)
+        assert topic.is_internal and len(topic.partitions) == 16
+        with pytest.raises(KafkaError):
+            await broker.create("__transaction_state")
 
 
 @pytest.mark.parametrize("version", versions(delete_topics.API))
-def test_topics_are_deleted_in_every_version(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders"))
-            new = NewTopic("__consumer_offsets", 1)
-            await broker.create(new, by_broker=True)
-            names = ["orders", "missing", "__consumer_offsets"]
-            values: dict[str, Any] = {"topic_names": names, "timeout": 5000}
-            if version >= 6:
-                values = {"topics": [{"name": name, "topic_id": None} for name in names], "timeout": 5000}
-            answer = await call(broker, delete_topics.API, values, version)
-            assert [result.error_code for result in answer.responses] == [
-                ErrorCode.none,
-                ErrorCode.unknown_topic_or_partition,
-                ErrorCode.invalid_topic_exception,
-            ]
-            assert sorted(broker.image.topics) == ["__consumer_offsets"]
-
-    asyncio.run(story())
+async def test_topics_are_deleted_in_every_version(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders"))
+        new = NewTopic("__consumer_offsets", 1)
+        await broker.create(new, by_broker=True)
+        names = ["orders", "missing", "__consumer_offsets"]
+        values: dict[str, Any] = {"topic_names": names, "timeout": 5000}
+        if version >= 6:
+            values = {"topics": [{"name": name, "topic_id": None} for name in names], "timeout": 5000}
+        answer = await call(broker, delete_topics.API, values, version)
+        assert [result.error_code for result in answer.responses] == [
+            ErrorCode.none,
+            ErrorCode.unknown_topic_or_partition,
+            ErrorCode.invalid_topic_exception,
+        ]
+        assert sorted(broker.image.topics) == ["__consumer_offsets"]
 
 
-def test_topics_are_deleted_by_id(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders"), wanted("payments"))
-            ids = {name: topic.id for name, topic in broker.image.topics.items()}
-            values = {
-                "topics": [
-                    {"name": None, "topic_id": ids["orders"]},
-                    {"name": None, "topic_id": UUID(int=99)},
-                    {"name": "payments", "topic_id": None},
-                    {"name": None, "topic_id": ids["payments"]},
-                    {"name": None, "topic_id": None},
-                ],
-                "timeout": 5000,
-            }
-            first, unknown, *twice, neither = (await call(broker, delete_topics.API, values)).responses
-            assert (first.error_code, first.name) == (ErrorCode.none, "orders")
-            assert unknown.error_code == ErrorCode.unknown_topic_id
-            assert {result.error_code for result in (*twice, neither)} == {ErrorCode.invalid_request}
-            assert sorted(broker.image.topics) == ["payments"]
-
-    asyncio.run(story())
+async def test_topics_are_deleted_by_id(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders"), wanted("payments"))
+        ids = {name: topic.id for name, topic in broker.image.topics.items()}
+        values = {
+            "topics": [
+                {"name": None, "topic_id": ids["orders"]},
+                {"name": None, "topic_id": UUID(int=99)},
+                {"name": "payments", "topic_id": None},
+                {"name": None, "topic_id": ids["payments"]},
+                {"name": None, "topic_id": None},
+            ],
+            "timeout": 5000,
+        }
+        first, unknown, *twice, neither = (await call(broker, delete_topics.API, values)).responses
+        assert (first.error_code, first.name) == (ErrorCode.none, "orders")
+        assert unknown.error_code == ErrorCode.unknown_topic_id
+        assert {result.error_code for result in (*twice, neither)} == {ErrorCode.invalid_request}
+        assert sorted(broker.image.topics) == ["payments"]
 
 
 @pytest.mark.parametrize("version", versions(create_partitions.API))
-def test_partitions_are_added_in_every_version(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("a", 2), wanted("b", 2), wanted("c", 2), wanted("d", 2))
-            await broker.create(NewTopic("__consumer_offsets", 1), by_broker=True)
-            one = [{"broker_ids": [1]}]
-            topics = [
-                {"name": "a", "count": 5, "assignments": None},
-                {"name": "b", "count": 2, "assignments": None},
-                {"name": "c", "count": 3, "assignments": one},
-                {"name": "d", "count": 4, "assignments": one},
-                {"name": "missing", "count": 4, "assignments": None},
-                {"name": "__consumer_offsets", "count": 4, "assignments": None},
-            ]
-            values = {"topics": topics, "timeout": 5000, "validate_only": False}
-            answer = await call(broker, create_partitions.API, values, version)
-            assert {result.name: result.error_code for result in answer.results} == {
-                "a": ErrorCode.none,
-                "b": ErrorCode.invalid_partitions,
-                "c": ErrorCode.none,
-                "d": ErrorCode.invalid_replica_assignment,
-                "missing": ErrorCode.unknown_topic_or_partition,
-                "__consumer_offsets": ErrorCode.invalid_topic_exception,
-            }
-            assert [len(broker.image.topics[name].partitions) for name in "abcd"] == [5, 2, 3, 2]
-
-    asyncio.run(story())
+async def test_partitions_are_added_in_every_version(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("a", 2), wanted("b", 2), wanted("c", 2), wanted("d", 2))
+        await broker.create(NewTopic("__consumer_offsets", 1), by_broker=True)
+        one = [{"broker_ids": [1]}]
+        topics = [
+            {"name": "a", "count": 5, "assignments": None},
+            {"name": "b", "count": 2, "assignments": None},
+            {"name": "c", "count": 3, "assignments": one},
+            {"name": "d", "count": 4, "assignments": one},
+            {"name": "missing", "count": 4, "assignments": None},
+            {"name": "__consumer_offsets", "count": 4, "assignments": None},
+        ]
+        values = {"topics": topics, "timeout": 5000, "validate_only": False}
+        answer = await call(broker, create_partitions.API, values, version)
+        assert {result.name: result.error_code for result in answer.results} == {
+            "a": ErrorCode.none,
+            "b": ErrorCode.invalid_partitions,
+            "c": ErrorCode.none,
+            "d": ErrorCode.invalid_replica_assignment,
+            "missing": ErrorCode.unknown_topic_or_partition,
+            "__consumer_offsets": ErrorCode.invalid_topic_exception,
+        }
+        assert [len(broker.image.topics[name].partitions) for name in "abcd"] == [5, 2, 3, 2]
 
 
 @pytest.mark.parametrize("version", versions(delete_records.API))
-def test_delete_records_works_only_if_the_cleanup_policy_allows_it(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders", 2), wanted("kept", cleanup_policy="compact"))
-            partitions = [{"partition_index": index, "offset": offset} for index, offset in ((0, 3), (1, -1), (9, 1))]
-            values = {
-                "topics": [
-                    {"name": "orders", "partitions": partitions},
-                    {"name": "kept", "partitions": [{"partition_index": 0, "offset": 1}]},
-                    {"name": "__consumer_offsets", "partitions": [{"partition_index": 0, "offset": 1}]},
-                ],
-                "timeout": 5000,
-            }
-            answer = await call(broker, delete_records.API, values, version)
-            found = [
-                (partition.low_watermark, partition.error_code)
-                for topic in answer.topics
-                for partition in topic.partitions
-            ]
-            assert found == [
-                (3, ErrorCode.none),
-                (10, ErrorCode.none),
-                (-1, ErrorCode.unknown_topic_or_partition),
-                (-1, ErrorCode.policy_violation),
-                (-1, ErrorCode.invalid_topic_exception),
-            ]
-
-    asyncio.run(story())
+async def test_delete_records_works_only_if_the_cleanup_policy_allows_it(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders", 2), wanted("kept", cleanup_policy="compact"))
+        partitions = [{"partition_index": index, "offset": offset} for index, offset in ((0, 3), (1, -1), (9, 1))]
+        values = {
+            "topics": [
+                {"name": "orders", "partitions": partitions},
+                {"name": "kept", "partitions": [{"partition_index": 0, "offset": 1}]},
+                {"name": "__consumer_offsets", "partitions": [{"partition_index": 0, "offset": 1}]},
+            ],
+            "timeout": 5000,
+        }
+        answer = await call(broker, delete_records.API, values, version)
+        found = [
+            (partition.low_watermark, partition.error_code) for topic in answer.topics for partition in topic.partitions
+        ]
+        assert found == [
+            (3, ErrorCode.none),
+            (10, ErrorCode.none),
+            (-1, ErrorCode.unknown_topic_or_partition),
+            (-1, ErrorCode.policy_violation),
+            (-1, ErrorCode.invalid_topic_exception),
+        ]
 
 
 async def describe(broker: FakeBroker, kind: int, name: str, version: int = 4, keys: Any = None) -> Any:
@@ -433,82 +400,70 @@ async def describe(broker: FakeBroker, kind: int, name: str, version: int = 4, k
 
 
 @pytest.mark.parametrize("version", versions(describe_configs.API))
-def test_a_topics_configs_are_described_with_their_sources(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path, topic_defaults={"retention.ms": 9000, "preallocate": True}) as broker:
-            await create(broker, wanted("orders", retention_ms="5"))
-            result = await describe(broker, TOPIC, "orders", version)
-            assert result.error_code == ErrorCode.none
-            configs = {config.name: config for config in result.configs}
-            assert set(configs) == set(TOPIC_CONFIGS)
-            retention = configs["retention.ms"]
-            assert (retention.value, retention.config_source) == ("5", DYNAMIC_TOPIC)
-            assert [(synonym.name, synonym.value, synonym.source) for synonym in retention.synonyms] == [
-                ("retention.ms", "5", DYNAMIC_TOPIC),
-                ("log.retention.ms", "9000", STATIC),
-                ("log.retention.ms", "604800000", DEFAULT),
-            ]
-            assert (configs["preallocate"].value, configs["preallocate"].config_source) == ("true", STATIC)
-            assert (configs["segment.ms"].value, configs["segment.ms"].config_source) == ("604800000", DEFAULT)
-            if version >= 3:
-                assert retention.config_type == 5
-                assert retention.documentation
-            some = await describe(broker, TOPIC, "orders", version, ["segment.ms", "no.such"])
-            assert [config.name for config in some.configs] == ["segment.ms"]
-
-    asyncio.run(story())
+async def test_a_topics_configs_are_described_with_their_sources(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path, topic_defaults={"retention.ms": 9000, "preallocate": True}) as broker:
+        await create(broker, wanted("orders", retention_ms="5"))
+        result = await describe(broker, TOPIC, "orders", version)
+        assert result.error_code == ErrorCode.none
+        configs = {config.name: config for config in result.configs}
+        assert set(configs) == set(TOPIC_CONFIGS)
+        retention = configs["retention.ms"]
+        assert (retention.value, retention.config_source) == ("5", DYNAMIC_TOPIC)
+        assert [(synonym.name, synonym.value, synonym.source) for synonym in retention.synonyms] == [
+            ("retention.ms", "5", DYNAMIC_TOPIC),
+            ("log.retention.ms", "9000", STATIC),
+            ("log.retention.ms", "604800000", DEFAULT),
+        ]
+        assert (configs["preallocate"].value, configs["preallocate"].config_source) == ("true", STATIC)
+        assert (configs["segment.ms"].value, configs["segment.ms"].config_source) == ("604800000", DEFAULT)
+        if version >= 3:
+            assert retention.config_type == 5
+            assert retention.documentation
+        some = await describe(broker, TOPIC, "orders", version, ["segment.ms", "no.such"])
+        assert [config.name for config in some.configs] == ["segment.ms"]
 
 
-def test_describe_configs_explains_what_it_cannot_describe(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            for kind, name, code in (
-                (TOPIC, "missing", ErrorCode.unknown_topic_or_partition),
-                (BROKER, "7", ErrorCode.invalid_request),
-                (GROUP, "g", ErrorCode.invalid_request),
-            ):
-                result = await describe(broker, kind, name)
-                assert result.error_code == code
-                assert result.error_message and result.configs == ()
-
-    asyncio.run(story())
+async def test_describe_configs_explains_what_it_cannot_describe(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        for kind, name, code in (
+            (TOPIC, "missing", ErrorCode.unknown_topic_or_partition),
+            (BROKER, "7", ErrorCode.invalid_request),
+            (GROUP, "g", ErrorCode.invalid_request),
+        ):
+            result = await describe(broker, kind, name)
+            assert result.error_code == code
+            assert result.error_message and result.configs == ()
 
 
-def test_a_broker_describes_its_static_and_dynamic_configs(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path, topic_defaults={"retention.ms": 9000}) as broker:
-            await change(broker, BROKER, "1", ("log.retention.ms", SET, "7"))
-            await change(broker, BROKER, "", ("log.retention.ms", SET, "8"), ("log.segment.bytes", SET, "2000000"))
-            configs = {config.name: config for config in (await describe(broker, BROKER, "1")).configs}
-            assert (configs["node.id"].value, configs["node.id"].read_only) == ("1", True)
-            assert [(synonym.value, synonym.source) for synonym in configs["log.retention.ms"].synonyms] == [
-                ("7", DYNAMIC_BROKER),
-                ("8", DYNAMIC_DEFAULT),
-                ("9000", STATIC),
-                ("604800000", DEFAULT),
-            ]
-            assert not configs["log.retention.ms"].read_only
-            defaults = (await describe(broker, BROKER, "")).configs
-            assert {config.name: config.value for config in defaults} == {
-                "log.retention.ms": "8",
-                "log.segment.bytes": "2000000",
-            }
-            await create(broker, wanted("orders"))
-            settings = broker.require_leader("orders", 0).settings
-            assert settings.log_config.retention_ms == 7
-            assert settings.log_config.segment_bytes == 2000000
-
-    asyncio.run(story())
+async def test_a_broker_describes_its_static_and_dynamic_configs(tmp_path: Path) -> None:
+    async with running(tmp_path, topic_defaults={"retention.ms": 9000}) as broker:
+        await change(broker, BROKER, "1", ("log.retention.ms", SET, "7"))
+        await change(broker, BROKER, "", ("log.retention.ms", SET, "8"), ("log.segment.bytes", SET, "2000000"))
+        configs = {config.name: config for config in (await describe(broker, BROKER, "1")).configs}
+        assert (configs["node.id"].value, configs["node.id"].read_only) == ("1", True)
+        assert [(synonym.value, synonym.source) for synonym in configs["log.retention.ms"].synonyms] == [
+            ("7", DYNAMIC_BROKER),
+            ("8", DYNAMIC_DEFAULT),
+            ("9000", STATIC),
+            ("604800000", DEFAULT),
+        ]
+        assert not configs["log.retention.ms"].read_only
+        defaults = (await describe(broker, BROKER, "")).configs
+        assert {config.name: config.value for config in defaults} == {
+            "log.retention.ms": "8",
+            "log.segment.bytes": "2000000",
+        }
+        await create(broker, wanted("orders"))
+        settings = broker.require_leader("orders", 0).settings
+        assert settings.log_config.retention_ms == 7
+        assert settings.log_config.segment_bytes == 2000000
 
 
-def test_the_loggers_of_a_broker_are_listed_with_their_levels(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path, log_levels={"groups": "debug", "default": "warning"}) as broker:
-            configs = {config.name: config.value for config in (await describe(broker, LOGGER, "1")).configs}
-            assert configs["groups"] == "DEBUG"
-            assert configs["root"] == configs["storage"] == "WARN"
-
-    asyncio.run(story())
+async def test_the_loggers_of_a_broker_are_listed_with_their_levels(tmp_path: Path) -> None:
+    async with running(tmp_path, log_levels={"groups": "debug", "default": "warning"}) as broker:
+        configs = {config.name: config.value for config in (await describe(broker, LOGGER, "1")).configs}
+        assert configs["groups"] == "DEBUG"
+        assert configs["root"] == configs["storage"] == "WARN"
 
 
 async def change(
@@ -531,26 +486,23 @@ async def change(
     return answers[1]
 
 
-def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders", flush_ms="1", segment_ms="2"))
+async def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders", flush_ms="1", segment_ms="2"))
 
-            def configs() -> Mapping[str, str]:
-                return broker.image.topics["orders"].configs
+        def configs() -> Mapping[str, str]:
+            return broker.image.topics["orders"].configs
 
-            assert (
-                await change(broker, TOPIC, "orders", ("flush.ms", SET, "3"), ("segment.ms", DELETE, None))
-            ).error_code == 0
-            assert configs() == {"flush.ms": "3"}
-            await change(broker, TOPIC, "orders", ("cleanup.policy", APPEND, "compact"))
-            assert configs()["cleanup.policy"] == "delete,compact"
-            await change(broker, TOPIC, "orders", ("cleanup.policy", SUBTRACT, "delete"))
-            assert configs()["cleanup.policy"] == "compact"
-            settings = broker.require_leader("orders", 0).settings
-            assert settings.is_compacted and not settings.is_deletable
-
-    asyncio.run(story())
+        assert (
+            await change(broker, TOPIC, "orders", ("flush.ms", SET, "3"), ("segment.ms", DELETE, None))
+        ).error_code == 0
+        assert configs() == {"flush.ms": "3"}
+        await change(broker, TOPIC, "orders", ("cleanup.policy", APPEND, "compact"))
+        assert configs()["cleanup.policy"] == "delete,compact"
+        await change(broker, TOPIC, "orders", ("cleanup.policy", SUBTRACT, "delete"))
+        assert configs()["cleanup.policy"] == "compact"
+        settings = broker.require_leader("orders", 0).settings
+        assert settings.is_compacted and not settings.is_deletable
 
 
 @pytest.mark.parametrize(
@@ -571,116 +523,98 @@ def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) -> Non
         (GROUP, "g", [("consumer.session.timeout.ms", SET, "2")], ErrorCode.invalid_request),
     ],
 )
-def test_an_invalid_config_change_is_refused_as_a_whole(
+async def test_an_invalid_config_change_is_refused_as_a_whole(
     tmp_path: Path, kind: int, name: str, changes: list[tuple[str, int, str | None]], code: ErrorCode
 ) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders"))
-            version = broker.image.version
-            good = ("log.roll.ms" if kind == BROKER else "segment.ms", SET, "5")
-            result = await change(broker, kind, name, good, *changes)
-            assert (result.error_code, result.resource_name) == (code, name)
-            assert result.error_message
-            assert broker.image.version == version
-
-    asyncio.run(story())
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders"))
+        version = broker.image.version
+        good = ("log.roll.ms" if kind == BROKER else "segment.ms", SET, "5")
+        result = await change(broker, kind, name, good, *changes)
+        assert (result.error_code, result.resource_name) == (code, name)
+        assert result.error_message
+        assert broker.image.version == version
 
 
-def test_deleting_an_unknown_config_succeeds_and_changes_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders", flush_ms="1"))
-            for kind, name in ((TOPIC, "orders"), (BROKER, "1"), (BROKER, "")):
-                result = await change(broker, kind, name, ("leader.replication.throttled.rate", DELETE, None))
-                assert result.error_code == 0, result.error_message
-            assert broker.image.topics["orders"].configs == {"flush.ms": "1"}
-            assert all(not configs for configs in broker.image.broker_configs.values())
-
-    asyncio.run(story())
+async def test_deleting_an_unknown_config_succeeds_and_changes_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders", flush_ms="1"))
+        for kind, name in ((TOPIC, "orders"), (BROKER, "1"), (BROKER, "")):
+            result = await change(broker, kind, name, ("leader.replication.throttled.rate", DELETE, None))
+            assert result.error_code == 0, result.error_message
+        assert broker.image.topics["orders"].configs == {"flush.ms": "1"}
+        assert all(not configs for configs in broker.image.broker_configs.values())
 
 
-def test_a_validate_only_config_change_is_not_applied(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders"))
-            assert (await change(broker, TOPIC, "orders", ("flush.ms", SET, "1"), validate_only=True)).error_code == 0
-            assert broker.image.topics["orders"].configs == {}
-
-    asyncio.run(story())
+async def test_a_validate_only_config_change_is_not_applied(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders"))
+        assert (await change(broker, TOPIC, "orders", ("flush.ms", SET, "1"), validate_only=True)).error_code == 0
+        assert broker.image.topics["orders"].configs == {}
 
 
 @pytest.mark.parametrize("version", versions(alter_configs.API))
-def test_alter_configs_replaces_all_configs_and_returns_a_result_per_resource(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders", flush_ms="1", segment_ms="2"), wanted("twice"))
-            resources = [
-                (TOPIC, "orders", {"compression.type": "gzip", "flush.ms": "12345678"}),
-                (BROKER, "1", {"sasl.kerberos.min.time.before.relogin": "58000"}),
-                (TOPIC, "missing", {"compression.type": "lz4"}),
-                (TOPIC, "twice", {}),
-                (TOPIC, "twice", {}),
-            ]
-            values = {
-                "resources": [
-                    {
-                        "resource_type": kind,
-                        "resource_name": name,
-                        "configs": [{"name": key, "value": value} for key, value in configs.items()],
-                    }
-                    for kind, name, configs in resources
-                ],
-                "validate_only": False,
-            }
-            answer = await call(broker, alter_configs.API, values, version)
-            assert [result.error_code for result in answer.responses] == [
-                ErrorCode.none,
-                ErrorCode.none,
-                ErrorCode.unknown_topic_or_partition,
-                ErrorCode.invalid_request,
-                ErrorCode.invalid_request,
-            ]
-            assert broker.image.topics["orders"].configs == {"compression.type": "gzip", "flush.ms": "12345678"}
-
-    asyncio.run(story())
+async def test_alter_configs_replaces_all_configs_and_returns_a_result_per_resource(
+    tmp_path: Path, version: int
+) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders", flush_ms="1", segment_ms="2"), wanted("twice"))
+        resources = [
+            (TOPIC, "orders", {"compression.type": "gzip", "flush.ms": "12345678"}),
+            (BROKER, "1", {"sasl.kerberos.min.time.before.relogin": "58000"}),
+            (TOPIC, "missing", {"compression.type": "lz4"}),
+            (TOPIC, "twice", {}),
+            (TOPIC, "twice", {}),
+        ]
+        values = {
+            "resources": [
+                {
+                    "resource_type": kind,
+                    "resource_name": name,
+                    "configs": [{"name": key, "value": value} for key, value in configs.items()],
+                }
+                for kind, name, configs in resources
+            ],
+            "validate_only": False,
+        }
+        answer = await call(broker, alter_configs.API, values, version)
+        assert [result.error_code for result in answer.responses] == [
+            ErrorCode.none,
+            ErrorCode.none,
+            ErrorCode.unknown_topic_or_partition,
+            ErrorCode.invalid_request,
+            ErrorCode.invalid_request,
+        ]
+        assert broker.image.topics["orders"].configs == {"compression.type": "gzip", "flush.ms": "12345678"}
 
 
 @pytest.mark.parametrize("version", versions(describe_cluster.API))
-def test_the_cluster_is_described(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            values = {"include_cluster_authorized_operations": version == 1}
-            answer = await call(broker, describe_cluster.API, values, version)
-            assert answer.cluster_id == broker.image.cluster_id
-            assert answer.controller_id == 1
-            assert [(member.broker_id, member.host, member.port) for member in answer.brokers] == [
-                (1, "127.0.0.1", 9092)
-            ]
-            assert (answer.cluster_authorized_operations > 0) == (version == 1)
-            with pytest.raises(KafkaError):
-                await call(broker, describe_cluster.API, {**values, "endpoint_type": 2}, 1)
-
-    asyncio.run(story())
+async def test_the_cluster_is_described(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as broker:
+        values = {"include_cluster_authorized_operations": version == 1}
+        answer = await call(broker, describe_cluster.API, values, version)
+        assert answer.cluster_id == broker.image.cluster_id
+        assert answer.controller_id == 1
+        assert [(member.broker_id, member.host, member.port) for member in answer.brokers] == [(1, "127.0.0.1", 9092)]
+        assert (answer.cluster_authorized_operations > 0) == (version == 1)
+        with pytest.raises(KafkaError):
+            await call(broker, describe_cluster.API, {**values, "endpoint_type": 2}, 1)
 
 
 @pytest.mark.parametrize("version", versions(describe_log_dirs.API))
-def test_describe_log_dirs_returns_the_sizes_of_hosted_partitions(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await create(broker, wanted("orders", 2), wanted("payments"))
-            (folder,) = (await call(broker, describe_log_dirs.API, {"topics": None}, version)).results
-            assert folder.log_dir == str(tmp_path)
-            assert sum(len(topic.partitions) for topic in folder.topics) == 3
-            asked = {"topics": [{"topic": "orders", "partitions": [1, 9]}, {"topic": "no", "partitions": [0]}]}
-            (folder,) = (await call(broker, describe_log_dirs.API, asked, version)).results
-            assert [(topic.name, [p.partition_index for p in topic.partitions]) for topic in folder.topics] == [
-                ("orders", [1])
-            ]
-            if version >= 4:
-                assert folder.usable_bytes > 0
-
-    asyncio.run(story())
+async def test_describe_log_dirs_returns_the_sizes_of_hosted_partitions(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders", 2), wanted("payments"))
+        (folder,) = (await call(broker, describe_log_dirs.API, {"topics": None}, version)).results
+        assert folder.log_dir == str(tmp_path)
+        assert sum(len(topic.partitions) for topic in folder.topics) == 3
+        asked = {"topics": [{"topic": "orders", "partitions": [1, 9]}, {"topic": "no", "partitions": [0]}]}
+        (folder,) = (await call(broker, describe_log_dirs.API, asked, version)).results
+        assert [(topic.name, [p.partition_index for p in topic.partitions]) for topic in folder.topics] == [
+            ("orders", [1])
+        ]
+        if version >= 4:
+            assert folder.usable_bytes > 0
 
 
 TRANSACTIONAL: Mapping[int, Mapping[str, Any]] = {
@@ -708,42 +642,33 @@ TRANSACTIONAL: Mapping[int, Mapping[str, Any]] = {
 
 
 @pytest.mark.parametrize("api", [handler.api for handler in transactions.HANDLERS], ids=lambda api: api.key.name)
-def test_transactional_calls_are_refused_with_a_code_that_no_client_retries(tmp_path: Path, api: Api) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            for version in versions(api):
-                answer = await call(broker, api, TRANSACTIONAL[api.key], version)
-                assert "transactional_id_authorization_failed" in repr(answer)
-
-    asyncio.run(story())
+async def test_transactional_calls_are_refused_with_a_code_that_no_client_retries(tmp_path: Path, api: Api) -> None:
+    async with running(tmp_path) as broker:
+        for version in versions(api):
+            answer = await call(broker, api, TRANSACTIONAL[api.key], version)
+            assert "transactional_id_authorization_failed" in repr(answer)
 
 
-def test_min_insync_replicas_defaults_to_two_for_three_or_more_replicas(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            for number in (2, 3):
-                await broker.metadata.propose(RegisterBroker(number, UUID(int=number), "h", number))
-            await create(broker, wanted("three", factor=3), wanted("one", factor=1))
-            defaults = topic_defaults(broker.config, broker.image)
-            found = {
-                name: topic_settings(topic, defaults).min_insync_replicas for name, topic in broker.image.topics.items()
-            }
-            assert found == {"three": 2, "one": 1}
-            configs = {config.name: config.value for config in (await describe(broker, TOPIC, "three")).configs}
-            assert configs["min.insync.replicas"] == "2"
-
-    asyncio.run(story())
+async def test_min_insync_replicas_defaults_to_two_for_three_or_more_replicas(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        for number in (2, 3):
+            await broker.metadata.propose(RegisterBroker(number, UUID(int=number), "h", number))
+        await create(broker, wanted("three", factor=3), wanted("one", factor=1))
+        defaults = topic_defaults(broker.config, broker.image)
+        found = {
+            name: topic_settings(topic, defaults).min_insync_replicas for name, topic in broker.image.topics.items()
+        }
+        assert found == {"three": 2, "one": 1}
+        configs = {config.name: config.value for config in (await describe(broker, TOPIC, "three")).configs}
+        assert configs["min.insync.replicas"] == "2"
 
 
-def test_a_topic_with_a_config_that_is_no_longer_valid_still_opens(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            good = broker.metadata
-            await create(broker, wanted("model"))
-            model = broker.image.topics["model"]
-            old = CreateTopic("old", UUID(int=77), (), {"retention.ms": "for ever", "gone": "1"})
-            await good.propose(old)
-            settings = topic_settings(broker.image.topics["old"], topic_defaults(broker.config, broker.image))
-            assert settings.log_config == topic_settings(model, topic_defaults(broker.config, broker.image)).log_config
-
-    asyncio.run(story())
+async def test_a_topic_with_a_config_that_is_no_longer_valid_still_opens(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        good = broker.metadata
+        await create(broker, wanted("model"))
+        model = broker.image.topics["model"]
+        old = CreateTopic("old", UUID(int=77), (), {"retention.ms": "for ever", "gone": "1"})
+        await good.propose(old)
+        settings = topic_settings(broker.image.topics["old"], topic_defaults(broker.config, broker.image))
+        assert settings.log_config == topic_settings(model, topic_defaults(broker.config, broker.image)).log_config

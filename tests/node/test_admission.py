@@ -48,12 +48,8 @@ OTHER = ClusterSecret(OTHER_TEXT, "the test")
 FIVE = Hello("", 5, UUID(int=5), 1, "127.0.0.1:5", nonce=NONCE)
 
 
-def play(folder: Path, story: Story, count: int = 1, **settings: Any) -> None:
-    async def run() -> None:
-        async with LocalNodes(folder, count, default_replication_factor=1, **settings) as nodes:
-            await story(nodes)
-
-    asyncio.run(run())
+def local_nodes(folder: Path, count: int = 1, **settings: Any) -> LocalNodes:
+    return LocalNodes(folder, count, default_replication_factor=1, **settings)
 
 
 def port(broker: Broker) -> int:
@@ -67,10 +63,10 @@ async def peer(broker: Broker, hello: Hello = FIVE) -> Connection:
 # -- before the proof --------------------------------------------------------------------------------------------------
 
 
-def test_an_unauthenticated_peer_gets_no_response_to_any_request(tmp_path: Path) -> None:
+async def test_an_unauthenticated_peer_gets_no_response_to_any_request(tmp_path: Path) -> None:
     keys = [*KAFKA_APIS, *(key for key in InternalKey if key not in UNPROVEN_APIS)]
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         for key in keys:
             stranger = await Stranger.connect(port(one))
@@ -83,11 +79,9 @@ def test_an_unauthenticated_peer_gets_no_response_to_any_request(tmp_path: Path)
             assert await stranger.rest() == b"", key
         assert one.is_ready
 
-    play(tmp_path, story)
 
-
-def test_an_empty_proof_or_one_of_another_secret_closes_the_connection(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_an_empty_proof_or_one_of_another_secret_closes_the_connection(tmp_path: Path) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         for key in UNPROVEN_APIS:
             for body in (b"", b"\xc1", b"\x80", b"\xff" * 100, encode(Hello("", 5, UUID(int=5), 1, "127.0.0.1:5"))):
@@ -99,11 +93,9 @@ def test_an_empty_proof_or_one_of_another_secret_closes_the_connection(tmp_path:
         assert not one.member.handshake.is_present(5)
         assert one.member.peers.known() == []
 
-    play(tmp_path, story)
 
-
-def test_a_proof_is_not_accepted_twice(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_proof_is_not_accepted_twice(tmp_path: Path) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         caller = Caller(SECRET, FIVE)
         first = await Stranger.connect(port(one))
@@ -122,13 +114,11 @@ def test_a_proof_is_not_accepted_twice(tmp_path: Path) -> None:
         third.send(InternalKey.HELLO, caller.hello)
         assert await third.rest() == b""
 
-    play(tmp_path, story)
 
-
-def test_connections_without_a_proof_are_closed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_without_a_proof_are_closed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internal_server, "UNPROVEN_S_MAX", 0.2)
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         known = await peer(one)
         silent = [await Stranger.connect(port(one)) for _ in range(3)]
@@ -138,15 +128,13 @@ def test_connections_without_a_proof_are_closed_soon(tmp_path: Path, monkeypatch
         assert one.internal_server._unproven == {}
         assert not known.is_closed
 
-    play(tmp_path, story)
 
-
-def test_many_unauthenticated_connections_do_not_keep_nodes_out(
+async def test_many_unauthenticated_connections_do_not_keep_nodes_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(internal_server, "UNPROVEN_MAX", 4)
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         known = await peer(one)
         silent = [await Stranger.connect(port(one)) for _ in range(12)]
@@ -158,11 +146,9 @@ def test_many_unauthenticated_connections_do_not_keep_nodes_out(
         for stranger in silent[8:]:
             stranger.close()
 
-    play(tmp_path, story)
 
-
-def test_the_frame_size_limit_is_smaller_before_the_proof(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_the_frame_size_limit_is_smaller_before_the_proof(tmp_path: Path) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         stranger = await Stranger.connect(port(one))
         stranger.send(InternalKey.HELLO, encode(FIVE) + b"\x00" * UNPROVEN_FRAME_BYTES_MAX)
@@ -172,10 +158,8 @@ def test_the_frame_size_limit_is_smaller_before_the_proof(tmp_path: Path) -> Non
         reply = await known.send(InternalKey.CONTROLLER_CALL, VERSION, msgspec.msgpack.encode(call))
         assert decode_call_reply(reply).code == 0
 
-    play(tmp_path, story)
 
-
-def test_each_unauthenticated_peer_is_logged_once_and_a_flood_is_counted(
+async def test_each_unauthenticated_peer_is_logged_once_and_a_flood_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_handshake, "STRANGERS_LOGGED_MAX", 3)
@@ -184,7 +168,7 @@ def test_each_unauthenticated_peer_is_logged_once_and_a_flood_is_counted(
         with pytest.raises(NotProven):
             await proven_connection(port(one), Hello("", node_id, UUID(int=5), 1, "127.0.0.1:5"), OTHER)
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         for node_id in (5, 5, 5, 6, 7, 8, 9, 10):
             await call(one, node_id)
@@ -197,18 +181,16 @@ def test_each_unauthenticated_peer_is_logged_once_and_a_flood_is_counted(
         assert [line["count"] for line in nodes.events(1, "peers_refused")] == [3]
         assert len(nodes.events(1, "peer_refused")) == 4
 
-    play(tmp_path, story)
-
 
 # -- nodes with another secret -----------------------------------------------------------------------------------------
 
 
-def test_both_sides_log_why_a_node_with_another_secret_is_refused(
+async def test_both_sides_log_why_a_node_with_another_secret_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path, count=2) as nodes:
         one = await nodes.start(1, nodes.config(1, peers=[]))
         nodes.secrets[2] = OTHER_TEXT
         with pytest.raises(ConfigError, match=r"node 1 at .* and this node have different cluster secrets: copy"):
@@ -220,10 +202,10 @@ def test_both_sides_log_why_a_node_with_another_secret_is_refused(
         assert one.is_ready
         assert [member.node_id for member in one.member.raft.node.membership.members] == [1]
 
-    play(tmp_path, story, count=2)
 
-
-def test_a_node_rejects_a_peer_that_cannot_prove_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_rejects_a_peer_that_cannot_prove_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other direction: an impostor at a peer's address accepts every proof."""
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
     hello_reply = encode(HelloReply("", 1, UUID(int=1), nonce=NONCE))
@@ -235,20 +217,18 @@ def test_a_node_rejects_a_peer_that_cannot_prove_the_secret(tmp_path: Path, monk
         await reader.read()
         writer.close()
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path, count=2) as nodes:
         server = await asyncio.start_server(impostor, "127.0.0.1", nodes.internal_port(1))
         with pytest.raises(ConfigError, match=r"node 1 at .* and this node have different cluster secrets"):
             await nodes.start(2, nodes.config(2, peers=[1]))
         assert "trust me" not in json.dumps(nodes.lines)
         server.close()
 
-    play(tmp_path, story, count=2)
-
 
 # -- impersonating another node ----------------------------------------------------------------------------------------
 
 
-def test_the_controller_refuses_calls_in_the_name_of_another_node(tmp_path: Path) -> None:
+async def test_the_controller_refuses_calls_in_the_name_of_another_node(tmp_path: Path) -> None:
     calls = (
         AllocateProducerIdsCall(1, 10),
         RegisterBrokerCall(1, UUID(int=7), "127.0.0.1", 9, "127.0.0.1:9"),
@@ -256,7 +236,7 @@ def test_the_controller_refuses_calls_in_the_name_of_another_node(tmp_path: Path
         AlterIsrCall(1, UUID(int=8), 0, 0, 0, (IsrMember(5),)),
     )
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         before = one.image.brokers[1]
         connection = await peer(one)
@@ -271,11 +251,9 @@ def test_the_controller_refuses_calls_in_the_name_of_another_node(tmp_path: Path
         own = await connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 10)))
         assert decode_call_reply(own).code == 0
 
-    play(tmp_path, story)
 
-
-def test_a_raft_message_in_the_name_of_another_node_is_refused(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_raft_message_in_the_name_of_another_node_is_refused(tmp_path: Path) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         connection = await peer(one)
         term, store = one.member.raft.node.term, UUID(int=9)
@@ -289,11 +267,9 @@ def test_a_raft_message_in_the_name_of_another_node_is_refused(tmp_path: Path) -
         assert one.member.raft.node.term == term
         assert one.is_controller
 
-    play(tmp_path, story)
 
-
-def test_a_replicas_fetch_in_the_name_of_another_node_is_refused(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_replicas_fetch_in_the_name_of_another_node_is_refused(tmp_path: Path) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         connection = await peer(one)
         body = write_fetch_request(18, FetchRequest(replica_id=6, replica_epoch=1, max_wait_ms=0, min_bytes=0))
@@ -302,12 +278,10 @@ def test_a_replicas_fetch_in_the_name_of_another_node_is_refused(tmp_path: Path)
         (line,) = nodes.events(1, "fetch_refused")
         assert (line["peer"], line["claimed"]) == (5, 6)
 
-    play(tmp_path, story)
-
 
 @pytest.mark.parametrize("other", [Hello("", 6, UUID(int=5), 1, "127.0.0.1:5"), Hello("", 5, UUID(int=6), 1, "h:5")])
-def test_a_connection_cannot_change_its_peer_identity(tmp_path: Path, other: Hello) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_connection_cannot_change_its_peer_identity(tmp_path: Path, other: Hello) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         connection = await peer(one)
         reply = decode_hello_reply(await connection.send(InternalKey.HELLO, VERSION, encode(other)))
@@ -316,47 +290,40 @@ def test_a_connection_cannot_change_its_peer_identity(tmp_path: Path, other: Hel
             assert isinstance(await connection.wait_closed(), ConnectionLost)
         assert not one.member.handshake.is_present(6)
 
-    play(tmp_path, story)
-
 
 # -- sources of the secret ---------------------------------------------------------------------------------------------
 
 
-def test_a_single_node_creates_a_private_secret_and_keeps_it(tmp_path: Path) -> None:
+async def test_a_single_node_creates_a_private_secret_and_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "node-1" / SECRET_NAME
     old_mask = os.umask(0)
-
-    async def story(nodes: LocalNodes) -> None:
-        nodes.secrets[1] = ""
-        (one,) = await nodes.start_all()
-        made = path.read_text()
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert len(made.strip()) >= 43
-        await nodes.stop(one)
-        await nodes.start(1)
-        assert path.read_text() == made
-        assert made.strip() not in json.dumps(nodes.lines)
-
     try:
-        play(tmp_path, story)
+        async with local_nodes(tmp_path) as nodes:
+            nodes.secrets[1] = ""
+            (one,) = await nodes.start_all()
+            made = path.read_text()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert len(made.strip()) >= 43
+            await nodes.stop(one)
+            await nodes.start(1)
+            assert path.read_text() == made
+            assert made.strip() not in json.dumps(nodes.lines)
     finally:
         os.umask(old_mask)
 
 
-def test_two_nodes_create_different_secrets(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_two_nodes_create_different_secrets(tmp_path: Path) -> None:
+    async with local_nodes(tmp_path, count=2) as nodes:
         nodes.secrets = {1: "", 2: ""}
         for node_id in (1, 2):
             await nodes.start(node_id, nodes.config(node_id, peers=[]))
         assert (tmp_path / "node-1" / SECRET_NAME).read_text() != (tmp_path / "node-2" / SECRET_NAME).read_text()
 
-    play(tmp_path, story, count=2)
 
-
-def test_a_data_folder_without_a_secret_gets_one_at_the_next_start(tmp_path: Path) -> None:
+async def test_a_data_folder_without_a_secret_gets_one_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "node-1" / SECRET_NAME
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path) as nodes:
         (one,) = await nodes.start_all()
         assert not path.exists()
         await nodes.stop(one)
@@ -364,11 +331,9 @@ def test_a_data_folder_without_a_secret_gets_one_at_the_next_start(tmp_path: Pat
         await nodes.start(1)
         assert path.exists()
 
-    play(tmp_path, story)
 
-
-def test_a_node_with_peers_and_without_a_secret_does_not_start(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_node_with_peers_and_without_a_secret_does_not_start(tmp_path: Path) -> None:
+    async with local_nodes(tmp_path, count=2) as nodes:
         nodes.secrets[2] = ""
         with pytest.raises(ConfigError) as refused:
             await nodes.start(2, nodes.config(2, peers=[1]))
@@ -377,13 +342,11 @@ def test_a_node_with_peers_and_without_a_secret_does_not_start(tmp_path: Path) -
             assert word in line
         assert not (tmp_path / "node-2" / SECRET_NAME).exists()
 
-    play(tmp_path, story, count=2)
 
-
-def test_a_copied_secret_admits_a_node(tmp_path: Path) -> None:
+async def test_a_copied_secret_admits_a_node(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path, count=2) as nodes:
         nodes.secrets = {1: "", 2: ""}
         one = await nodes.start(1, nodes.config(1, peers=[]))
         elsewhere.touch(mode=0o600)
@@ -392,14 +355,12 @@ def test_a_copied_secret_admits_a_node(tmp_path: Path) -> None:
         await until(lambda: 2 in one.image.brokers)
         assert not (tmp_path / "node-2" / SECRET_NAME).exists()
 
-    play(tmp_path, story, count=2)
-
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
-def test_a_secret_file_that_other_users_can_access_is_refused(tmp_path: Path, mode: int) -> None:
+async def test_a_secret_file_that_other_users_can_access_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "node-1" / SECRET_NAME
 
-    async def story(nodes: LocalNodes) -> None:
+    async with local_nodes(tmp_path) as nodes:
         nodes.secrets[1] = ""
         (one,) = await nodes.start_all()
         await nodes.stop(one)
@@ -407,15 +368,11 @@ def test_a_secret_file_that_other_users_can_access_is_refused(tmp_path: Path, mo
         with pytest.raises(ConfigError, match=f"other users may read the cluster secret .*: chmod 600 {path}"):
             await nodes.start(1)
 
-    play(tmp_path, story)
 
-
-def test_a_configured_secret_file_must_exist(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_configured_secret_file_must_exist(tmp_path: Path) -> None:
+    async with local_nodes(tmp_path) as nodes:
         nodes.secrets[1] = ""
         with pytest.raises(ConfigError, match="nowhere does not exist"):
             await nodes.start(1, nodes.config(1, peers=[], cluster_secret_file=str(tmp_path / "nowhere")))
         with pytest.raises(ConfigError, match="cannot be used"):
             await nodes.start(1, nodes.config(1, peers=[], cluster_secret_file=str(tmp_path)))
-
-    play(tmp_path, story)

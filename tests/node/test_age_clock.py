@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -126,51 +125,48 @@ async def committed(broker: Broker, group: str) -> dict[TopicPartition, ErrorCod
     return await broker.groups.commit(CommitRequest(group, -1, "", None, ((("old", 0), 1, -1, ""),)))
 
 
-def test_a_forward_jump_of_the_wall_clock_by_a_day_deletes_nothing(
+async def test_a_forward_jump_of_the_wall_clock_by_a_day_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wall = WallClock()
     monkeypatch.setattr("tests.node.cluster_harness._wall_ms", wall)
 
-    async def run() -> None:
-        nodes = LocalNodes(
-            tmp_path,
-            1,
-            default_replication_factor=1,
-            retention_check_interval_ms=20,
-            offsets_retention_minutes=60,
-            offsets_topic_partitions=1,
-        )
-        async with nodes:
-            broker = await nodes.start(1)
-            await broker.topics.create(NewTopic("old", 1, configs={"retention.ms": str(HOUR_MS)}))
-            # This topic's deletion by size proves that a retention round ran after the jump.
-            by_size = {"retention.bytes": "1000", "segment.bytes": "1024", "retention.ms": "-1"}
-            await broker.topics.create(NewTopic("large", 1, configs=by_size))
-            end = produced(broker, "old", wall, producer_id=7, producer_epoch=0, base_sequence=0)
-            assert await committed(broker, "group") == {("old", 0): ErrorCode.none}
+    nodes = LocalNodes(
+        tmp_path,
+        1,
+        default_replication_factor=1,
+        retention_check_interval_ms=20,
+        offsets_retention_minutes=60,
+        offsets_topic_partitions=1,
+    )
+    async with nodes:
+        broker = await nodes.start(1)
+        await broker.topics.create(NewTopic("old", 1, configs={"retention.ms": str(HOUR_MS)}))
+        # This topic's deletion by size proves that a retention round ran after the jump.
+        by_size = {"retention.bytes": "1000", "segment.bytes": "1024", "retention.ms": "-1"}
+        await broker.topics.create(NewTopic("large", 1, configs=by_size))
+        end = produced(broker, "old", wall, producer_id=7, producer_epoch=0, base_sequence=0)
+        assert await committed(broker, "group") == {("old", 0): ErrorCode.none}
 
-            wall.now_ms += DAY_MS + HOUR_MS
-            large = broker.host.require_leader("large", 0)
-            for _ in range(5):
-                produced(broker, "large", wall)
-            await until(lambda: large.log_start_offset > 0, "retention by size goes on")
-            broker.groups._expire()
-            # If that expired offsets, their tombstones would be written before this commit.
-            assert await committed(broker, "later") == {("old", 0): ErrorCode.none}
-            old = broker.host.require_leader("old", 0)
-            await until(lambda: old.high_watermark == end)
-            assert (old.log_start_offset, old.log_end_offset) == (0, end)
-            assert old.log.producers.get(7) is not None
-            error, offsets = await broker.groups.committed("group", [("old", 0)])
-            found = offsets[("old", 0)]
-            assert error is ErrorCode.none
-            assert found is not None and found.offset == 1
-            assert len(nodes.events(1, "wall_clock_jumped")) == 1
+        wall.now_ms += DAY_MS + HOUR_MS
+        large = broker.host.require_leader("large", 0)
+        for _ in range(5):
+            produced(broker, "large", wall)
+        await until(lambda: large.log_start_offset > 0, "retention by size goes on")
+        broker.groups._expire()
+        # If that expired offsets, their tombstones would be written before this commit.
+        assert await committed(broker, "later") == {("old", 0): ErrorCode.none}
+        old = broker.host.require_leader("old", 0)
+        await until(lambda: old.high_watermark == end)
+        assert (old.log_start_offset, old.log_end_offset) == (0, end)
+        assert old.log.producers.get(7) is not None
+        error, offsets = await broker.groups.committed("group", [("old", 0)])
+        found = offsets[("old", 0)]
+        assert error is ErrorCode.none
+        assert found is not None and found.offset == 1
+        assert len(nodes.events(1, "wall_clock_jumped")) == 1
 
-            # Record timestamps always use the wall clock, and a restarted node trusts it.
-            await nodes.stop(broker)
-            broker = await nodes.start(1)
-            await until(lambda: broker.host.require_leader("old", 0).log_start_offset == end, "the clock is believed")
-
-    asyncio.run(run())
+        # Record timestamps always use the wall clock, and a restarted node trusts it.
+        await nodes.stop(broker)
+        broker = await nodes.start(1)
+        await until(lambda: broker.host.require_leader("old", 0).log_start_offset == end, "the clock is believed")

@@ -30,14 +30,6 @@ FETCH_VERSION = 12
 PARTITIONS = 3
 
 
-def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
-    async def run() -> None:
-        async with LocalNodes(folder, count, **settings) as nodes:
-            await story(nodes)
-
-    asyncio.run(run())
-
-
 async def create(client: Connection, name: str, partitions: int = PARTITIONS) -> Any:
     topic = {"name": name, "num_partitions": partitions, "replication_factor": 3, "assignments": [], "configs": []}
     answer = await client.call(ApiKey.CREATE_TOPICS, {"topics": [topic], "timeout": 10_000, "validate_only": False})
@@ -85,8 +77,8 @@ def leader_of(nodes: LocalNodes, partition: int) -> Broker:
     return nodes.brokers[broker.image.topics["t"].partitions[partition].leader]
 
 
-def test_a_topic_created_at_any_node_exists_at_every_node_on_response(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_topic_created_at_any_node_exists_at_every_node_on_response(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         for asked in brokers:
             created = await create(await nodes.client(asked), f"by-{asked.node_id}")
@@ -97,11 +89,9 @@ def test_a_topic_created_at_any_node_exists_at_every_node_on_response(tmp_path: 
         refused = await create(await nodes.client(brokers[1]), "by-1")
         assert refused.error_code is ErrorCode.topic_already_exists
 
-    play(tmp_path, story)
 
-
-def test_leaders_are_spread_and_metadata_lists_all_brokers(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_leaders_are_spread_and_metadata_lists_all_brokers(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
         for broker in brokers:
@@ -111,11 +101,9 @@ def test_leaders_are_spread_and_metadata_lists_all_brokers(tmp_path: Path) -> No
             assert answer.controller_id == nodes.controller().node_id
             assert sorted(partition.leader_id for partition in answer.topics[0].partitions) == [1, 2, 3]
 
-    play(tmp_path, story)
 
-
-def test_config_changes_and_deletions_at_any_node_take_effect_there(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_config_changes_and_deletions_at_any_node_take_effect_there(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         follower = nodes.others(nodes.controller())[0]
         client = await nodes.client(follower)
@@ -139,11 +127,9 @@ def test_config_changes_and_deletions_at_any_node_take_effect_there(tmp_path: Pa
         again = await create(client, "t")
         assert again.error_code is ErrorCode.none
 
-    play(tmp_path, story)
 
-
-def test_a_batch_sent_to_any_node_reaches_its_leader_in_order(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_batch_sent_to_any_node_reaches_its_leader_in_order(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
         await create(client, "t")
@@ -161,11 +147,9 @@ def test_a_batch_sent_to_any_node_reaches_its_leader_in_order(tmp_path: Path) ->
         assert brokers[0].metrics.produce_forwarded == 80
         assert sum(broker.metrics.not_leader for broker in brokers) == 0
 
-    play(tmp_path, story)
 
-
-def test_one_request_for_partitions_of_all_leaders_gets_one_complete_response(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_one_request_for_partitions_of_all_leaders_gets_one_complete_response(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
         await create(client, "t")
@@ -178,11 +162,9 @@ def test_one_request_for_partitions_of_all_leaders_gets_one_complete_response(tm
             7: ErrorCode.unknown_topic_or_partition,
         }
 
-    play(tmp_path, story)
 
-
-def test_an_acks_0_producer_loses_nothing_at_the_wrong_node(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_an_acks_0_producer_loses_nothing_at_the_wrong_node(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
         await create(client, "t")
@@ -198,11 +180,9 @@ def test_an_acks_0_producer_loses_nothing_at_the_wrong_node(tmp_path: Path) -> N
                 while await values_of(nodes, partition) != expected:
                     await asyncio.sleep(0.05)
 
-    play(tmp_path, story)
 
-
-def test_without_forwarding_the_response_names_the_leader(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_without_forwarding_the_response_names_the_leader(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, forwarding=False) as nodes:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
         await create(client, "t")
@@ -216,11 +196,9 @@ def test_without_forwarding_the_response_names_the_leader(tmp_path: Path) -> Non
         assert brokers[0].metrics.not_leader == 1
         assert brokers[0].metrics.produce_forwarded == 0
 
-    play(tmp_path, story, forwarding=False)
 
-
-def test_producing_continues_after_a_controller_that_leads_partitions_is_killed(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_producing_continues_after_a_controller_that_leads_partitions_is_killed(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
         victim = nodes.controller()
         survivor = nodes.others(victim)[0]
@@ -248,11 +226,9 @@ def test_producing_continues_after_a_controller_that_leads_partitions_is_killed(
         back = await nodes.start(victim.node_id)
         await until(lambda: all(len(p.isr) == 3 for p in back.image.topics["t"].partitions), "all are in sync again")
 
-    play(tmp_path, story)
 
-
-def test_a_clean_shutdown_transfers_leadership_before_the_node_stops(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_clean_shutdown_transfers_leadership_before_the_node_stops(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
         leaving = leader_of(nodes, 0)
@@ -272,13 +248,11 @@ def test_a_clean_shutdown_transfers_leadership_before_the_node_stops(tmp_path: P
         await stopping
         assert all(partition.leader != leaving.node_id for partition in heir.image.topics["t"].partitions)
 
-    play(tmp_path, story)
 
-
-def test_a_healthy_leader_that_is_replaced_hands_over_all_acks_1_records(tmp_path: Path) -> None:
+async def test_a_healthy_leader_that_is_replaced_hands_over_all_acks_1_records(tmp_path: Path) -> None:
     """Reassign away from the leader, then elect it again: acks=1 loses nothing while all nodes are healthy."""
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
         await create(client, "t")
@@ -320,5 +294,3 @@ def test_a_healthy_leader_that_is_replaced_hands_over_all_acks_1_records(tmp_pat
         read = await values_of(nodes, 0)
         # A batch that was stored but not acknowledged was sent again, so ignore duplicates.
         assert [value for value in dict.fromkeys(read) if value in set(acknowledged)] == acknowledged
-
-    play(tmp_path, story)

@@ -32,14 +32,6 @@ Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
 ALONE: dict[str, Any] = {"default_replication_factor": 1}
 
 
-def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
-    async def run() -> None:
-        async with LocalNodes(folder, count, **settings) as nodes:
-            await story(nodes)
-
-    asyncio.run(run())
-
-
 def voters(broker: Broker) -> list[int]:
     return [member.node_id for member in broker.member.raft.node.membership.voters]
 
@@ -55,8 +47,8 @@ def stored_cluster_id(nodes: LocalNodes, node_id: int) -> str:
 # -- startup -----------------------------------------------------------------------------------------------------------
 
 
-def test_three_nodes_form_one_cluster_and_persist_its_id(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_three_nodes_form_one_cluster_and_persist_its_id(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         (cluster_id,) = {broker.image.cluster_id for broker in brokers}
         assert len(cluster_id) == 22
@@ -68,11 +60,9 @@ def test_three_nodes_form_one_cluster_and_persist_its_id(tmp_path: Path) -> None
         again = await nodes.start_all()
         assert {broker.image.cluster_id for broker in again} == {cluster_id}
 
-    play(tmp_path, story)
 
-
-def test_a_single_node_is_its_own_majority(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_single_node_is_its_own_majority(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, count=1, **ALONE) as nodes:
         (one,) = await nodes.start_all()
         assert one.is_controller
         assert one.member.lease_is_valid()
@@ -81,11 +71,9 @@ def test_a_single_node_is_its_own_majority(tmp_path: Path) -> None:
         (one,) = await nodes.start_all()
         assert one.image.next_producer_id == 10
 
-    play(tmp_path, story, count=1, **ALONE)
 
-
-def test_a_clean_shutdown_is_proved_by_the_previous_broker_epoch(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_clean_shutdown_is_proved_by_the_previous_broker_epoch(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, 1) as nodes:
         first = await nodes.start(1)
         epoch = first.member.session.broker_epoch
         await nodes.stop(first)
@@ -97,11 +85,9 @@ def test_a_clean_shutdown_is_proved_by_the_previous_broker_epoch(tmp_path: Path)
         told = (await nodes.start(1)).member.session.registration
         assert (told.was_clean, told.previous_epoch) == (False, None)
 
-    play(tmp_path, story, 1)
 
-
-def test_replicated_durability_treats_a_kill_as_clean_until_a_reboot(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_replicated_durability_treats_a_kill_as_clean_until_a_reboot(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, 1, durability="replicated") as nodes:
         first = await nodes.start(1)
         epoch = first.member.session.broker_epoch
         await nodes.kill(first)
@@ -113,19 +99,15 @@ def test_replicated_durability_treats_a_kill_as_clean_until_a_reboot(tmp_path: P
         told = (await nodes.start(1)).member.session.registration
         assert (told.was_clean, told.previous_epoch) == (False, None)
 
-    play(tmp_path, story, 1, durability="replicated")
 
-
-def test_a_configured_cluster_id_is_adopted_and_a_different_one_refused_later(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_configured_cluster_id_is_adopted_and_a_different_one_refused_later(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, count=1, **ALONE) as nodes:
         one = await nodes.start(1, nodes.config(1, cluster_id="chosen"))
         assert one.image.cluster_id == "chosen"
         await until(lambda: stored_cluster_id(nodes, 1) == "chosen")
         await nodes.stop(one)
         with pytest.raises(DataFolderError, match="belongs to cluster chosen"):
             await nodes.start(1, nodes.config(1, cluster_id="other"))
-
-    play(tmp_path, story, count=1, **ALONE)
 
 
 def test_the_first_three_or_five_nodes_are_voters() -> None:
@@ -140,44 +122,38 @@ def test_the_first_three_or_five_nodes_are_voters() -> None:
     assert of(6, 1, 2, 3, 5, 4) == (1, 2, 3, 4, 5)
 
 
-def test_a_single_node_with_logs_but_no_metadata_store_does_not_start(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_single_node_with_logs_but_no_metadata_store_does_not_start(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, count=1, **ALONE) as nodes:
         (tmp_path / "node-1" / "logs" / "orders-0").mkdir(parents=True)
         (tmp_path / "node-1" / "meta.json").write_text('{"format_version": 1, "node_id": 1, "cluster_id": "c"}')
         for _ in range(2):
             with pytest.raises(StoreError, match="is missing or empty, although there are logs"):
                 await nodes.start(1)
 
-    play(tmp_path, story, count=1, **ALONE)
 
-
-def test_the_data_folder_of_another_node_is_refused(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_the_data_folder_of_another_node_is_refused(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         one, _, _ = await nodes.start_all()
         await nodes.stop(one)
         with pytest.raises(DataFolderError, match="belongs to node 1, this is node 9"):
             nodes.add(9)
             await nodes.start(9, nodes.config(9, data_dir=str(tmp_path / "node-1")))
 
-    play(tmp_path, story)
 
-
-def test_a_member_of_three_started_without_peers_reports_a_missing_majority(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_member_of_three_started_without_peers_reports_a_missing_majority(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         one, _, _ = await nodes.start_all()
         await nodes.stop(one)
         with pytest.raises(ConfigError, match=r"voters \[1, 2, 3\], and no peers are set"):
             await nodes.start(1, nodes.config(1, peers=[]))
         await nodes.start(1)
 
-    play(tmp_path, story)
-
 
 # -- the majority ------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_controller_replaces_a_dead_one_and_no_committed_metadata_is_lost(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_new_controller_replaces_a_dead_one_and_no_committed_metadata_is_lost(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
         first = nodes.controller()
         await first.metadata.propose(AllocateProducerIds(1, 10))
@@ -189,13 +165,11 @@ def test_a_new_controller_replaces_a_dead_one_and_no_committed_metadata_is_lost(
         assert back.image.next_producer_id == 10
         assert not back.image.brokers[first.node_id].is_fenced
 
-    play(tmp_path, story)
 
-
-def test_a_node_without_a_majority_logs_the_missing_nodes_and_commits_nothing(
+async def test_a_node_without_a_majority_logs_the_missing_nodes_and_commits_nothing(
     tmp_path: Path,
 ) -> None:
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
         survivor = nodes.controller()
         gone = nodes.others(survivor)
@@ -221,11 +195,9 @@ def test_a_node_without_a_majority_logs_the_missing_nodes_and_commits_nothing(
         await until(lambda: nodes.events(survivor.node_id, "majority_found"), timeout_s=5.0)
         await until(survivor.member.lease_is_valid, timeout_s=5.0)
 
-    play(tmp_path, story)
 
-
-def test_a_node_that_starts_without_a_majority_logs_the_missing_nodes_and_waits(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_node_that_starts_without_a_majority_logs_the_missing_nodes_and_waits(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         starting = asyncio.create_task(nodes.start(1))
         (waiting, *_) = await until(lambda: nodes.events(1, "waiting_for_controller"))
         assert [line.partition(":")[0] for line in waiting["missing"]] == ["node 2", "node 3"]
@@ -234,11 +206,9 @@ def test_a_node_that_starts_without_a_majority_logs_the_missing_nodes_and_waits(
         await asyncio.gather(nodes.start(2), nodes.start(3))
         assert (await starting).is_ready
 
-    play(tmp_path, story)
 
-
-def test_a_voter_with_an_empty_disk_rejoins_as_a_learner_and_becomes_a_voter_again(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_voter_with_an_empty_disk_rejoins_as_a_learner_and_becomes_a_voter_again(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
         controller = nodes.controller()
         lost = nodes.others(controller)[0]
@@ -251,14 +221,12 @@ def test_a_voter_with_an_empty_disk_rejoins_as_a_learner_and_becomes_a_voter_aga
         assert back.image.cluster_id == controller.image.cluster_id
         await until(lambda: stored_cluster_id(nodes, lost.node_id) == controller.image.cluster_id)
 
-    play(tmp_path, story)
-
 
 # -- joining and leaving -----------------------------------------------------------------------------------------------
 
 
-def test_a_fourth_node_joins_through_any_node_as_a_learner(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_fourth_node_joins_through_any_node_as_a_learner(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         one, two, three = await nodes.start_all()
         nodes.add(4)
         four = await nodes.start(4, nodes.config(4, peers=[3]))
@@ -272,13 +240,11 @@ def test_a_fourth_node_joins_through_any_node_as_a_learner(tmp_path: Path) -> No
         back = await nodes.start(4, nodes.config(4, peers=[3]))
         assert learners(back) == [4]
 
-    play(tmp_path, story)
 
-
-def test_a_restarted_node_reaches_a_node_that_rejoined_while_it_was_down(tmp_path: Path) -> None:
+async def test_a_restarted_node_reaches_a_node_that_rejoined_while_it_was_down(tmp_path: Path) -> None:
     """Found by the simulator (five-nodes seed 592485851): the restarted node learned the address, then forgot it."""
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         founders = {node_id: nodes.config(node_id) for node_id in (1, 2, 3)}
         await nodes.start_all()
         nodes.add(4)
@@ -295,11 +261,9 @@ def test_a_restarted_node_reaches_a_node_that_rejoined_while_it_was_down(tmp_pat
         back = await nodes.start(down.node_id, founders[down.node_id])
         await until(lambda: back.member.peers.is_connected(4))
 
-    play(tmp_path, story)
 
-
-def test_one_node_grows_to_three_voters(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_one_node_grows_to_three_voters(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, count=1) as nodes:
         one = await nodes.start(1, nodes.config(1, peers=[]))
         nodes.add(2)
         await nodes.start(2, nodes.config(2, peers=[1]))
@@ -310,11 +274,9 @@ def test_one_node_grows_to_three_voters(tmp_path: Path) -> None:
         await nodes.kill(one)
         await until(lambda: any(broker.is_controller for broker in nodes.brokers.values()), timeout_s=3.0)
 
-    play(tmp_path, story, count=1)
 
-
-def test_a_learner_replaces_a_voter_that_leaves_for_good(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_learner_replaces_a_voter_that_leaves_for_good(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
         nodes.add(4)
         await nodes.start(4)
@@ -343,11 +305,9 @@ def test_a_learner_replaces_a_voter_that_leaves_for_good(tmp_path: Path) -> None
             await nodes.start(leaving.node_id)
         assert await asked() is ErrorCode.broker_id_not_registered
 
-    play(tmp_path, story)
 
-
-def test_a_controller_hands_over_before_it_stops_cleanly(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_controller_hands_over_before_it_stops_cleanly(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
         first = nodes.controller()
         others = nodes.others(first)
@@ -356,11 +316,9 @@ def test_a_controller_hands_over_before_it_stops_cleanly(tmp_path: Path) -> None
         for broker in others:
             assert broker.image.brokers[first.node_id].is_shutting_down or broker.image.brokers[first.node_id].is_fenced
 
-    play(tmp_path, story)
 
-
-def test_a_node_that_waits_for_a_majority_can_be_stopped(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_node_that_waits_for_a_majority_can_be_stopped(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         starting = asyncio.create_task(nodes.start(1))
         await until(lambda: 1 in nodes.brokers and nodes.events(1, "peer_not_connected"))
         starting.cancel()
@@ -370,31 +328,25 @@ def test_a_node_that_waits_for_a_majority_can_be_stopped(tmp_path: Path) -> None
         await broker.stop()
         await asyncio.gather(nodes.start(1), nodes.start(2), nodes.start(3))
 
-    play(tmp_path, story)
 
-
-def test_the_controller_allocates_distinct_producer_ids_to_every_broker(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_the_controller_allocates_distinct_producer_ids_to_every_broker(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         given = [await broker.producer_ids.next() for broker in brokers for _ in range(3)]
         assert len(set(given)) == len(given)
 
-    play(tmp_path, story)
 
-
-def test_the_caller_receives_the_controllers_error(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_the_caller_receives_the_controllers_error(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
         for broker in nodes.brokers.values():
             with pytest.raises(KafkaError) as raised:
                 await broker.member.client.call(NewTopic("not a name"))
             assert raised.value.code is ErrorCode.invalid_topic_exception
 
-    play(tmp_path, story)
 
-
-def test_a_node_whose_id_is_taken_over_stops_serving_and_reports_the_remedy(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_node_whose_id_is_taken_over_stops_serving_and_reports_the_remedy(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         await brokers[0].topics.create(NewTopic("orders", num_partitions=3))
         await until(lambda: all(len(broker.host.partitions) == 3 for broker in brokers))
@@ -414,5 +366,3 @@ def test_a_node_whose_id_is_taken_over_stops_serving_and_reports_the_remedy(tmp_
         assert "taken over by the node at elsewhere" in str(failure)
         assert "stop one of the two, or give it another id" in str(failure)
         assert not one.member.lease_is_valid()
-
-    play(tmp_path, story)

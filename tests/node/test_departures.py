@@ -79,82 +79,64 @@ class Scene:
         return [broker.id for broker in self.departures.listed_brokers()]
 
 
-def test_metadata_waits_for_the_successor_of_a_leader_that_just_left() -> None:
-    async def story() -> None:
-        scene = Scene()
-        asking = asyncio.create_task(scene.departures.wait_for_failover(["own", "dead", "no-such-topic"]))
-        await asyncio.sleep(MOMENT_S)
-        scene.metadata.lead("own", OWN_ID)
-        await asyncio.sleep(MOMENT_S)
-        assert not asking.done(), "something else has changed"
-        scene.metadata.lead("dead", OTHER)
-        async with asyncio.timeout(departures.FAILOVER_S / 2):
-            await asking
-
-    asyncio.run(story())
+async def test_metadata_waits_for_the_successor_of_a_leader_that_just_left() -> None:
+    scene = Scene()
+    asking = asyncio.create_task(scene.departures.wait_for_failover(["own", "dead", "no-such-topic"]))
+    await asyncio.sleep(MOMENT_S)
+    scene.metadata.lead("own", OWN_ID)
+    await asyncio.sleep(MOMENT_S)
+    assert not asking.done(), "something else has changed"
+    scene.metadata.lead("dead", OTHER)
+    async with asyncio.timeout(departures.FAILOVER_S / 2):
+        await asking
 
 
-def test_only_metadata_about_affected_topics_waits_for_failover() -> None:
-    async def story() -> None:
-        assert await Scene().waits("dead")
-        assert await Scene().waits(), "all topics"
-        assert not await Scene().waits("own")
-        assert not await Scene(state=PeerState.CONNECTED).waits("dead")
-        assert not await Scene(lost_s_ago=departures.FAILOVER_S).waits("dead"), "nobody takes over"
-
-    asyncio.run(story())
+async def test_only_metadata_about_affected_topics_waits_for_failover() -> None:
+    assert await Scene().waits("dead")
+    assert await Scene().waits(), "all topics"
+    assert not await Scene().waits("own")
+    assert not await Scene(state=PeerState.CONNECTED).waits("dead")
+    assert not await Scene(lost_s_ago=departures.FAILOVER_S).waits("dead"), "nobody takes over"
 
 
-def test_metadata_waits_for_a_partition_that_is_briefly_without_a_leader() -> None:
-    async def story() -> None:
-        scene = Scene()
-        scene.departures.metadata_changed(scene.metadata.image, [BrokerFenced(scene.metadata.fence(DEAD))])
-        scene.metadata.lead("dead", NO_LEADER, last_known_leader=DEAD)
-        assert await scene.waits("dead")
-        scene.departures.metadata_changed(scene.metadata.image, [BrokerUnfenced(scene.metadata.fence(DEAD, False))])
-        scene.links[DEAD] = PeerStatus(PeerState.CONNECTED, 0.0)
-        assert not await scene.waits("dead"), "it is back"
-
-    asyncio.run(story())
+async def test_metadata_waits_for_a_partition_that_is_briefly_without_a_leader() -> None:
+    scene = Scene()
+    scene.departures.metadata_changed(scene.metadata.image, [BrokerFenced(scene.metadata.fence(DEAD))])
+    scene.metadata.lead("dead", NO_LEADER, last_known_leader=DEAD)
+    assert await scene.waits("dead")
+    scene.departures.metadata_changed(scene.metadata.image, [BrokerUnfenced(scene.metadata.fence(DEAD, False))])
+    scene.links[DEAD] = PeerStatus(PeerState.CONNECTED, 0.0)
+    assert not await scene.waits("dead"), "it is back"
 
 
-def test_the_wait_for_failover_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_failover_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departures, "FAILOVER_S", MOMENT_S)
 
-    async def story() -> None:
-        async with asyncio.timeout(5):
-            await Scene().departures.wait_for_failover(["dead"])
-
-    asyncio.run(story())
+    async with asyncio.timeout(5):
+        await Scene().departures.wait_for_failover(["dead"])
 
 
-def test_metadata_lists_a_departed_node_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        scene = Scene()
-        fenced = scene.metadata.fence(DEAD)
-        assert scene.named == [OWN_ID, OTHER], "it was gone before this node came"
-        scene.departures.metadata_changed(scene.metadata.image, [BrokerFenced(fenced)])
-        assert scene.named == [OWN_ID, DEAD, OTHER]
-        monkeypatch.setattr(departures, "LISTED_S", 0.0)
-        assert scene.named == [OWN_ID, OTHER]
-
-    asyncio.run(story())
+async def test_metadata_lists_a_departed_node_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    fenced = scene.metadata.fence(DEAD)
+    assert scene.named == [OWN_ID, OTHER], "it was gone before this node came"
+    scene.departures.metadata_changed(scene.metadata.image, [BrokerFenced(fenced)])
+    assert scene.named == [OWN_ID, DEAD, OTHER]
+    monkeypatch.setattr(departures, "LISTED_S", 0.0)
+    assert scene.named == [OWN_ID, OTHER]
 
 
-def test_a_new_controller_detects_dead_nodes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_controller_detects_dead_nodes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a reconnect or a session timeout would come far too late: the controller probes the links."""
     patient = ControllerSettings(session_timeout_ms=120_000)
     monkeypatch.setattr(controller_service, "Controller", partial(Controller, settings=patient))
 
-    async def run() -> None:
-        async with LocalNodes(tmp_path) as nodes:
-            await nodes.start_all()
-            monkeypatch.setattr(peers, "PAUSE_S_MIN", 120.0)
-            monkeypatch.setattr(peers, "PAUSE_S_MAX", 120.0)
-            former = nodes.controller()
-            others = nodes.others(former)
-            await nodes.kill(former)
-            await until(lambda: any(other.is_controller for other in others))
-            await until(lambda: nodes.controller().image.brokers[former.node_id].is_fenced, "it is fenced")
-
-    asyncio.run(run())
+    async with LocalNodes(tmp_path) as nodes:
+        await nodes.start_all()
+        monkeypatch.setattr(peers, "PAUSE_S_MIN", 120.0)
+        monkeypatch.setattr(peers, "PAUSE_S_MAX", 120.0)
+        former = nodes.controller()
+        others = nodes.others(former)
+        await nodes.kill(former)
+        await until(lambda: any(other.is_controller for other in others))
+        await until(lambda: nodes.controller().image.brokers[former.node_id].is_fenced, "it is fenced")

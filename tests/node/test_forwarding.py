@@ -166,7 +166,7 @@ async def opened(**settings: Any) -> AsyncIterator[Scene]:
     scene.deadlines.close()
 
 
-def on_scene(**settings: Any) -> Callable[[Story], Callable[..., None]]:
+def on_scene(**settings: Any) -> Callable[[Story], Story]:
     """Make a test of a coroutine that takes a scene."""
     return async_test(lambda: opened(**settings))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -65,86 +64,68 @@ async def listed(broker: FakeBroker, *partitions: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("version", versions(elect_leaders.API))
-def test_an_in_sync_preferred_leader_is_elected_once(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await three_brokers(broker)
-            await broker.metadata.propose(ChangePartition(ORDERS, 0, 0, 2, (1, 2, 3)))
-            assert await elect(broker, PREFERRED, 0, 7, version=version) == [
-                (0, ErrorCode.none),
-                (7, ErrorCode.unknown_topic_or_partition),
-            ]
-            assert orders(broker).leader == 1
-            assert await elect(broker, PREFERRED, 0, version=version) == [(0, ErrorCode.election_not_needed)]
-
-    asyncio.run(story())
+async def test_an_in_sync_preferred_leader_is_elected_once(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as broker:
+        await three_brokers(broker)
+        await broker.metadata.propose(ChangePartition(ORDERS, 0, 0, 2, (1, 2, 3)))
+        assert await elect(broker, PREFERRED, 0, 7, version=version) == [
+            (0, ErrorCode.none),
+            (7, ErrorCode.unknown_topic_or_partition),
+        ]
+        assert orders(broker).leader == 1
+        assert await elect(broker, PREFERRED, 0, version=version) == [(0, ErrorCode.election_not_needed)]
 
 
-def test_an_election_without_a_list_covers_all_partitions_that_need_one(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await three_brokers(broker)
-            assert await elect(broker, PREFERRED) == []
-            await broker.metadata.propose(ChangePartition(ORDERS, 0, 0, 2, (2, 3)))
-            assert await elect(broker, PREFERRED) == [(0, ErrorCode.preferred_leader_not_available)]
-            await broker.metadata.propose(ChangePartition(ORDERS, 0, 1, 2, (1, 2, 3)))
-            assert await elect(broker, PREFERRED) == [(0, ErrorCode.none)]
-
-    asyncio.run(story())
+async def test_an_election_without_a_list_covers_all_partitions_that_need_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await three_brokers(broker)
+        assert await elect(broker, PREFERRED) == []
+        await broker.metadata.propose(ChangePartition(ORDERS, 0, 0, 2, (2, 3)))
+        assert await elect(broker, PREFERRED) == [(0, ErrorCode.preferred_leader_not_available)]
+        await broker.metadata.propose(ChangePartition(ORDERS, 0, 1, 2, (1, 2, 3)))
+        assert await elect(broker, PREFERRED) == [(0, ErrorCode.none)]
 
 
-def test_an_unclean_election_picks_a_live_replica_only_if_there_is_no_leader(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await three_brokers(broker)
-            assert await elect(broker, UNCLEAN, 0) == [(0, ErrorCode.election_not_needed)]
-            await broker.metadata.propose(ChangePartition(ORDERS, 0, 0, -1, (2,)))
-            await broker.metadata.propose(FenceBroker(2, broker.image.brokers[2].epoch))
-            assert await elect(broker, UNCLEAN, 0) == [(0, ErrorCode.none)]
-            assert (orders(broker).leader, orders(broker).isr) == (1, (1,))
-            with pytest.raises(KafkaError):
-                await elect(broker, 5, 0)
-
-    asyncio.run(story())
+async def test_an_unclean_election_picks_a_live_replica_only_if_there_is_no_leader(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await three_brokers(broker)
+        assert await elect(broker, UNCLEAN, 0) == [(0, ErrorCode.election_not_needed)]
+        await broker.metadata.propose(ChangePartition(ORDERS, 0, 0, -1, (2,)))
+        await broker.metadata.propose(FenceBroker(2, broker.image.brokers[2].epoch))
+        assert await elect(broker, UNCLEAN, 0) == [(0, ErrorCode.none)]
+        assert (orders(broker).leader, orders(broker).isr) == (1, (1,))
+        with pytest.raises(KafkaError):
+            await elect(broker, 5, 0)
 
 
 @pytest.mark.parametrize("version", versions(alter_partition_reassignments.API))
-def test_a_reassignment_is_started_listed_and_cancelled(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await three_brokers(broker)
-            assert await listed(broker) == []
-            assert await move(broker, None, version) == ErrorCode.no_reassignment_in_progress
-            assert await move(broker, [1, 2, 4], version) == ErrorCode.none
-            expected = [("orders", 0, (1, 2, 4, 3), (4,), (3,))]
-            assert await listed(broker) == await listed(broker, 0, 5) == expected
-            assert await listed(broker, 1) == []
-            assert await move(broker, None, version) == ErrorCode.none
-            assert await listed(broker) == []
-            assert orders(broker).replicas == (1, 2, 3)
-
-    asyncio.run(story())
+async def test_a_reassignment_is_started_listed_and_cancelled(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as broker:
+        await three_brokers(broker)
+        assert await listed(broker) == []
+        assert await move(broker, None, version) == ErrorCode.no_reassignment_in_progress
+        assert await move(broker, [1, 2, 4], version) == ErrorCode.none
+        expected = [("orders", 0, (1, 2, 4, 3), (4,), (3,))]
+        assert await listed(broker) == await listed(broker, 0, 5) == expected
+        assert await listed(broker, 1) == []
+        assert await move(broker, None, version) == ErrorCode.none
+        assert await listed(broker) == []
+        assert orders(broker).replicas == (1, 2, 3)
 
 
-def test_an_invalid_reassignment_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await three_brokers(broker)
-            for replicas in ([], [1, 1], [1, 9]):
-                assert await move(broker, replicas) == ErrorCode.invalid_replica_assignment
-            kept = {"allow_replication_factor_change": False}
-            assert await move(broker, [1, 2], **kept) == ErrorCode.invalid_replication_factor
-            assert await move(broker, [1, 2]) == ErrorCode.none
-            assert orders(broker).replicas == (1, 2)
-
-    asyncio.run(story())
+async def test_an_invalid_reassignment_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await three_brokers(broker)
+        for replicas in ([], [1, 1], [1, 9]):
+            assert await move(broker, replicas) == ErrorCode.invalid_replica_assignment
+        kept = {"allow_replication_factor_change": False}
+        assert await move(broker, [1, 2], **kept) == ErrorCode.invalid_replication_factor
+        assert await move(broker, [1, 2]) == ErrorCode.none
+        assert orders(broker).replicas == (1, 2)
 
 
-def test_a_new_topic_stores_the_nodes_default_min_insync_replicas(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path, topic_defaults={"min.insync.replicas": 3}) as broker:
-            await create(broker, wanted("by-default"), wanted("by-choice", min_insync_replicas="2"))
-            assert broker.image.topics["by-default"].configs == {"min.insync.replicas": "3"}
-            assert broker.image.topics["by-choice"].configs == {"min.insync.replicas": "2"}
-
-    asyncio.run(story())
+async def test_a_new_topic_stores_the_nodes_default_min_insync_replicas(tmp_path: Path) -> None:
+    async with running(tmp_path, topic_defaults={"min.insync.replicas": 3}) as broker:
+        await create(broker, wanted("by-default"), wanted("by-choice", min_insync_replicas="2"))
+        assert broker.image.topics["by-default"].configs == {"min.insync.replicas": "3"}
+        assert broker.image.topics["by-choice"].configs == {"min.insync.replicas": "2"}

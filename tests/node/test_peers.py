@@ -36,14 +36,6 @@ from chronik.node.membership.peers import PeerState
 Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
 
 
-def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
-    async def run() -> None:
-        async with LocalNodes(folder, count, **settings) as nodes:
-            await story(nodes)
-
-    asyncio.run(run())
-
-
 async def peer(broker: Broker, hello: Hello) -> Connection:
     """Connect as a node that knows the secret, with any HELLO."""
     return await proven_connection(broker.internal_server.port, hello, SECRET)
@@ -58,8 +50,8 @@ async def greet(broker: Broker, hello: Hello) -> str:
     return ""
 
 
-def test_nodes_are_connected_and_agree_on_the_cluster(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_nodes_are_connected_and_agree_on_the_cluster(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         for broker in brokers:
             await until(
@@ -68,11 +60,9 @@ def test_nodes_are_connected_and_agree_on_the_cluster(tmp_path: Path) -> None:
             assert broker.member.peers.known() == [other.node_id for other in brokers if other is not broker]
         assert len({broker.image.cluster_id for broker in brokers}) == 1
 
-    play(tmp_path, story)
 
-
-def test_a_killed_peer_is_detected_quickly_and_reconnected_after_restart(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_killed_peer_is_detected_quickly_and_reconnected_after_restart(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         one, two, three = await nodes.start_all()
         await nodes.kill(three)
         for broker in (one, two):
@@ -84,13 +74,13 @@ def test_a_killed_peer_is_detected_quickly_and_reconnected_after_restart(tmp_pat
         for broker in (one, two):
             await until(partial(lambda broker: broker.member.peers.is_connected(3), broker), timeout_s=1.0)
 
-    play(tmp_path, story)
 
-
-def test_a_pending_response_does_not_keep_a_dead_peer_present(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pending_response_does_not_keep_a_dead_peer_present(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The response may depend on that death: a forwarded produce waits until the dead node leaves the ISR."""
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path, count=1, default_replication_factor=1) as nodes:
         (one,) = await nodes.start_all()
         asked = asyncio.Event()
 
@@ -110,11 +100,9 @@ def test_a_pending_response_does_not_keep_a_dead_peer_present(tmp_path: Path, mo
         assert not answer.done() and not connection.is_closed
         connection.close()
 
-    play(tmp_path, story, count=1, default_replication_factor=1)
 
-
-def test_both_sides_log_why_a_node_of_another_cluster_is_refused(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_both_sides_log_why_a_node_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, count=2, default_replication_factor=1) as nodes:
         await nodes.start(1, nodes.config(1, peers=[], cluster_id="ours"))
         await nodes.start(2, nodes.config(2, peers=[], cluster_id="theirs"))
         await nodes.stop(nodes.brokers[2])
@@ -128,29 +116,25 @@ def test_both_sides_log_why_a_node_of_another_cluster_is_refused(tmp_path: Path)
         assert "theirs" in nodes.events(1, "peer_refused")[0]["reason"]
         assert len(nodes.events(1, "peer_refused")) == 1
 
-    play(tmp_path, story, count=2, default_replication_factor=1)
 
-
-def test_a_new_node_with_another_cluster_id_reports_the_mismatch_and_does_not_start(
+async def test_a_new_node_with_another_cluster_id_reports_the_mismatch_and_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path, count=2) as nodes:
         await nodes.start(1, nodes.config(1, peers=[], cluster_id="ours"))
         with pytest.raises(ConfigError, match="belongs to cluster ours, node 2 to theirs"):
             await nodes.start(2, nodes.config(2, peers=[1], cluster_id="theirs"))
         assert nodes.brokers[1].is_ready
 
-    play(tmp_path, story, count=2)
 
-
-def test_a_second_process_with_the_same_node_id_is_refused_while_the_first_runs(
+async def test_a_second_process_with_the_same_node_id_is_refused_while_the_first_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         nodes.add(9)
         config = msgspec.structs.replace(nodes.config(9, peers=[1, 3]), node_id=2)
@@ -160,11 +144,9 @@ def test_a_second_process_with_the_same_node_id_is_refused_while_the_first_runs(
         assert brokers[0].image.brokers[2].port == brokers[1].server.port
         assert "used twice" in nodes.events(1, "peer_refused")[0]["reason"]
 
-    play(tmp_path, story)
 
-
-def test_a_node_contacted_under_a_wrong_id_returns_its_own_id(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_node_contacted_under_a_wrong_id_returns_its_own_id(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, count=1, default_replication_factor=1) as nodes:
         (one,) = await nodes.start_all()
         refusal = await greet(one, Hello("", 5, UUID(int=5), 7, "127.0.0.1:5"))
         assert "node 1 answers at" in refusal
@@ -173,11 +155,9 @@ def test_a_node_contacted_under_a_wrong_id_returns_its_own_id(tmp_path: Path) ->
         assert "used twice" in await greet(one, Hello("", 1, UUID(int=5), 1, "127.0.0.1:5"))
         assert "no address" in await greet(one, Hello("", 5, UUID(int=5), 1, "nowhere"))
 
-    play(tmp_path, story, count=1, default_replication_factor=1)
 
-
-def test_a_slow_call_does_not_delay_later_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_slow_call_does_not_delay_later_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with LocalNodes(tmp_path, count=1, default_replication_factor=1) as nodes:
         (one,) = await nodes.start_all()
         going_on = asyncio.Event()
         answer = one.member.controller.answer
@@ -198,13 +178,11 @@ def test_a_slow_call_does_not_delay_later_calls(tmp_path: Path, monkeypatch: pyt
             assert decode_call_reply(await slow).result == ProducerIdsResult(0, 10)
         connection.close()
 
-    play(tmp_path, story, count=1, default_replication_factor=1)
 
-
-def test_a_peers_new_connection_closes_its_older_one_for_the_same_purpose(tmp_path: Path) -> None:
+async def test_a_peers_new_connection_closes_its_older_one_for_the_same_purpose(tmp_path: Path) -> None:
     """The peer abandoned its unread requests on the old connection, so they must not arrive after newer ones."""
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path, count=1, default_replication_factor=1) as nodes:
         (one,) = await nodes.start_all()
 
         async def opened(purpose: str) -> Connection:
@@ -219,22 +197,18 @@ def test_a_peers_new_connection_closes_its_older_one_for_the_same_purpose(tmp_pa
         new.close()
         await until(lambda: not one.member.handshake._processes[5].newest)
 
-    play(tmp_path, story, count=1, default_replication_factor=1)
 
-
-def test_clients_get_no_response_from_internal_apis(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_clients_get_no_response_from_internal_apis(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, count=1, default_replication_factor=1) as nodes:
         (one,) = await nodes.start_all()
         for key in InternalKey:
             connection = await nodes.client(one)
             with pytest.raises(ConnectionLost):
                 await connection.send(key, VERSION, encode(Hello("", 5, UUID(int=5), 1, "127.0.0.1:5", nonce=NONCE)))
 
-    play(tmp_path, story, count=1, default_replication_factor=1)
 
-
-def test_a_call_to_a_disconnected_peer_fails_at_once_with_the_reason(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_call_to_a_disconnected_peer_fails_at_once_with_the_reason(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         one, _, three = await nodes.start_all()
         await nodes.kill(three)
         await until(lambda: one.member.peers.status(3).state is PeerState.REFUSED)
@@ -246,22 +220,18 @@ def test_a_call_to_a_disconnected_peer_fails_at_once_with_the_reason(tmp_path: P
         with pytest.raises(Unreachable, match="not known"):
             await one.member.peers.call(77, InternalKey.CONTROLLER_CALL, b"", 10.0)
 
-    play(tmp_path, story)
 
-
-def test_a_peers_configured_address_overrides_its_advertised_one(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_peers_configured_address_overrides_its_advertised_one(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         one, two, _ = await nodes.start_all()
         link = one.member.peers._links[2]
         one.member.peers.learn(2, Endpoint("127.0.0.1", 1))
         assert one.member.peers._links[2] is link
         assert str(link.endpoint) == two.member.identity.internal
 
-    play(tmp_path, story)
 
-
-def test_an_unresponsive_peer_is_disconnected_and_reconnected(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_an_unresponsive_peer_is_disconnected_and_reconnected(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         one, two, _ = await nodes.start_all()
         await until(lambda: one.member.peers.is_connected(2))
         data = await one.member.peers.connection(2)
@@ -271,15 +241,13 @@ def test_an_unresponsive_peer_is_disconnected_and_reconnected(tmp_path: Path) ->
         await until(lambda: data.is_closed, "what goes to it is given up", timeout_s=12.0)
         await until(lambda: one.member.peers.is_connected(2), timeout_s=8.0)
 
-    play(tmp_path, story)
 
-
-def test_a_connection_request_fails_if_its_peer_is_dropped_and_can_be_retried(
+async def test_a_connection_request_fails_if_its_peer_is_dropped_and_can_be_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the caller's task ends as if it had been cancelled, and a follower never fetches again."""
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         one, *_ = await nodes.start_all()
         opening = asyncio.Event()
         with monkeypatch.context() as patch:
@@ -293,8 +261,6 @@ def test_a_connection_request_fails_if_its_peer_is_dropped_and_can_be_retried(
             with pytest.raises(Unreachable, match="node 2 was dropped"):
                 await asking[1]
         assert not (await one.member.peers.connection(2, "test")).is_closed
-
-    play(tmp_path, story)
 
 
 async def _for_ever(begun: asyncio.Event) -> Connection:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from random import Random
-from typing import Any, cast
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -143,27 +144,24 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def play(
+@asynccontextmanager
+async def new_scene(
     executor: ThreadPoolExecutor,
-    story: Callable[[Scene], Coroutine[Any, Any, None]],
     founders: tuple[int, ...] = (1,),
     *,
     stored: StoredState | None = None,
     closes: bool = True,
-) -> None:
-    async def run() -> None:
-        scene = Scene(executor, founders, stored)
-        await story(scene)
-        scene.store.gate.set()
-        if closes:
-            await scene.raft.close()
-            assert scene.store.is_closed
-
-    asyncio.run(run())
+) -> AsyncIterator[Scene]:
+    scene = Scene(executor, founders, stored)
+    yield scene
+    scene.store.gate.set()
+    if closes:
+        await scene.raft.close()
+        assert scene.store.is_closed
 
 
-def test_a_single_voter_leads_and_applies_proposals(executor: ThreadPoolExecutor) -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_single_voter_leads_and_applies_proposals(executor: ThreadPoolExecutor) -> None:
+    async with new_scene(executor) as scene:
         await scene.until(lambda: scene.raft.node.is_leader)
         assert scene.raft.is_alone
         for number in range(20):
@@ -173,11 +171,9 @@ def test_a_single_voter_leads_and_applies_proposals(executor: ThreadPoolExecutor
         assert scene.machine.applied == [b"%d" % number for number in range(20)]
         assert scene.store.writes - before <= 3, "what is proposed together is written together"
 
-    play(executor, story)
 
-
-def test_a_vote_is_sent_only_after_it_is_stored(executor: ThreadPoolExecutor) -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_vote_is_sent_only_after_it_is_stored(executor: ThreadPoolExecutor) -> None:
+    async with new_scene(executor, founders=()) as scene:
         # After a start, a node grants no vote for an election timeout, because it may have heard a leader before.
         await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
         scene.store.gate.clear()
@@ -192,11 +188,9 @@ def test_a_vote_is_sent_only_after_it_is_stored(executor: ThreadPoolExecutor) ->
         durable = scene.store.load().hard_state
         assert (durable.term, durable.vote) == (7, 2)
 
-    play(executor, story, founders=())
 
-
-def test_a_forged_or_malformed_message_has_no_effect(executor: ThreadPoolExecutor) -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_forged_or_malformed_message_has_no_effect(executor: ThreadPoolExecutor) -> None:
+    async with new_scene(executor, founders=()) as scene:
         await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
         forged = Message(2, OTHER, 1, OWN, 7, VoteRequest(5, 6))
         scene.raft.received(3, encode_message(forged))
@@ -207,15 +201,13 @@ def test_a_forged_or_malformed_message_has_no_effect(executor: ThreadPoolExecuto
         assert scene.raft.node.term == 0
         assert not scene.fatal
 
-    play(executor, story, founders=())
 
-
-def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succeeds(
+async def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succeeds(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
 
-    async def story(scene: Scene) -> None:
+    async with new_scene(executor) as scene:
         await scene.until_established()
         scene.store.failures = 2
         scene.raft.propose(b"x")
@@ -226,11 +218,9 @@ def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succeeds(
         assert scene.machine.recovered == 1
         assert scene.raft.write_error is None
 
-    play(executor, story)
 
-
-def test_closing_waits_for_the_running_write_and_starts_no_other(executor: ThreadPoolExecutor) -> None:
-    async def story(scene: Scene) -> None:
+async def test_closing_waits_for_the_running_write_and_starts_no_other(executor: ThreadPoolExecutor) -> None:
+    async with new_scene(executor) as scene:
         await scene.until_established()
         scene.store.gate.clear()
         scene.raft.propose(b"x")
@@ -243,11 +233,9 @@ def test_closing_waits_for_the_running_write_and_starts_no_other(executor: Threa
         assert scene.store.is_closed
         assert scene.machine.applied == []
 
-    play(executor, story)
 
-
-def test_a_failing_state_machine_stops_the_node(executor: ThreadPoolExecutor) -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_failing_state_machine_stops_the_node(executor: ThreadPoolExecutor) -> None:
+    async with new_scene(executor) as scene:
         await scene.until(lambda: scene.raft.node.is_leader)
 
         def refuse(entries: Sequence[Entry]) -> None:
@@ -257,8 +245,6 @@ def test_a_failing_state_machine_stops_the_node(executor: ThreadPoolExecutor) ->
         scene.raft.propose(b"x")
         await scene.until(lambda: scene.fatal)
         assert "future" in str(scene.fatal[0])
-
-    play(executor, story)
 
 
 # A store that hangs
@@ -296,10 +282,10 @@ def answer_all(scene: Scene, *peers: int) -> bool:
     return True
 
 
-def test_a_leader_with_a_hung_write_steps_down_and_starts_no_other_write(
+async def test_a_leader_with_a_hung_write_steps_down_and_starts_no_other_write(
     executor: ThreadPoolExecutor,
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async with new_scene(executor, stored=stored_log(1, [1], THREE)) as scene:
         await lead(scene)
         await scene.until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
         scene.store.gate.clear()
@@ -326,11 +312,9 @@ def test_a_leader_with_a_hung_write_steps_down_and_starts_no_other_write(
         assert not scene.disk.is_stuck
         await scene.until(lambda: scene.raft.node.role is not RoleKind.FOLLOWER)
 
-    play(executor, story, stored=stored_log(1, [1], THREE))
 
-
-def test_a_leader_whose_writes_fail_steps_down(executor: ThreadPoolExecutor) -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_leader_whose_writes_fail_steps_down(executor: ThreadPoolExecutor) -> None:
+    async with new_scene(executor, stored=stored_log(1, [1], THREE)) as scene:
         await lead(scene)
         await scene.until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
         scene.store.failures = 1_000
@@ -340,15 +324,13 @@ def test_a_leader_whose_writes_fail_steps_down(executor: ThreadPoolExecutor) -> 
         scene.store.failures = 0
         await scene.until(lambda: scene.machine.applied == [b"x"])
 
-    play(executor, story, stored=stored_log(1, [1], THREE))
 
-
-def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
+async def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
 
-    async def story(scene: Scene) -> None:
+    async with new_scene(executor) as scene:
         await scene.until_established()
         scene.store.cause = OSError(errno.ENOSPC, "no space left on device")
         scene.store.failures = 1_000
@@ -365,11 +347,9 @@ def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
         scene.store.failures = 0
         await scene.until(lambda: not scene.disk.is_stuck)
 
-    play(executor, story)
 
-
-def test_closing_does_not_wait_for_a_hung_write(executor: ThreadPoolExecutor) -> None:
-    async def story(scene: Scene) -> None:
+async def test_closing_does_not_wait_for_a_hung_write(executor: ThreadPoolExecutor) -> None:
+    async with new_scene(executor, closes=False) as scene:
         await scene.until_established()
         scene.store.gate.clear()
         begun = scene.store.begun
@@ -378,5 +358,3 @@ def test_closing_does_not_wait_for_a_hung_write(executor: ThreadPoolExecutor) ->
         async with asyncio.timeout(5 * DISK_TIMEOUT_MS / 1000):
             await scene.raft.close()
         assert not scene.store.is_closed, "a thread still writes to it"
-
-    play(executor, story, closes=False)

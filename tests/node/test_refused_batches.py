@@ -153,43 +153,37 @@ async def sent(broker: Broker, error: KafkaError, taken: int, send: Send) -> Ref
     [StorageFull("no room"), KafkaError(ErrorCode.not_enough_replicas, "1 of 2")],
     ids=["storage", "replicas"],
 )
-def test_records_keep_their_order_when_batches_are_refused(
+async def test_records_keep_their_order_when_batches_are_refused(
     tmp_path: Path, send: Send, taken: int, error: KafkaError
 ) -> None:
-    async def story() -> None:
-        async with LocalNodes(tmp_path, 1, default_replication_factor=1) as nodes:
-            (broker,) = await nodes.start_all()
-            refusing = await sent(broker, error, taken, send)
-            refusals = [code for _, code in refusing.outcomes if code]
-            assert set(refusals) <= {error.code}
-            if send is with_confluent and not taken:
-                # Later batches had to wait when the log accepted batches again, so librdkafka resent them.
-                assert len(refusals) > (0 if refusing.is_early else REFUSED)
-            assert {epoch for epoch, _ in batches(broker.host.partitions[(TOPIC, 0)])} == {0}
-
-    asyncio.run(story())
+    async with LocalNodes(tmp_path, 1, default_replication_factor=1) as nodes:
+        (broker,) = await nodes.start_all()
+        refusing = await sent(broker, error, taken, send)
+        refusals = [code for _, code in refusing.outcomes if code]
+        assert set(refusals) <= {error.code}
+        if send is with_confluent and not taken:
+            # Later batches had to wait when the log accepted batches again, so librdkafka resent them.
+            assert len(refusals) > (0 if refusing.is_early else REFUSED)
+        assert {epoch for epoch, _ in batches(broker.host.partitions[(TOPIC, 0)])} == {0}
 
 
-def test_a_leader_with_a_full_disk_forwards_no_batch_after_a_refused_one(
+async def test_a_leader_with_a_full_disk_forwards_no_batch_after_a_refused_one(
     tmp_path: Path,
 ) -> None:
     """Found by `make soak`, full-disk: the next leader answered a forwarded batch with OUT_OF_ORDER_SEQUENCE_NUMBER."""
 
-    async def story() -> None:
-        async with LocalNodes(tmp_path) as nodes:
-            brokers = await nodes.start_all()
-            await brokers[0].topics.create(NewTopic(TOPIC, num_partitions=1))
-            where = (TOPIC, 0)
-            await until(lambda: all(where in broker.host.partitions for broker in brokers), "all nodes have it")
-            led = await until(lambda: next((b for b in brokers if b.host.partitions[where].leads), None), "one leads")
-            has_sent = threading.Event()
-            Refusing(led.host.partitions[where], StorageFull("no room"), 20, has_sent)
-            sending = asyncio.to_thread(with_confluent, f"127.0.0.1:{led.server.port}", has_sent)
-            assert await sending == RECORDS
-            other = next(broker for broker in brokers if broker.host.partitions[where].leads)
-            assert other is not led
-            found = list(batches(other.host.partitions[where]))
-            assert [value for _, values in found for value in values] == list(range(RECORDS))
-            assert {epoch for epoch, _ in found} == {0}
-
-    asyncio.run(story())
+    async with LocalNodes(tmp_path) as nodes:
+        brokers = await nodes.start_all()
+        await brokers[0].topics.create(NewTopic(TOPIC, num_partitions=1))
+        where = (TOPIC, 0)
+        await until(lambda: all(where in broker.host.partitions for broker in brokers), "all nodes have it")
+        led = await until(lambda: next((b for b in brokers if b.host.partitions[where].leads), None), "one leads")
+        has_sent = threading.Event()
+        Refusing(led.host.partitions[where], StorageFull("no room"), 20, has_sent)
+        sending = asyncio.to_thread(with_confluent, f"127.0.0.1:{led.server.port}", has_sent)
+        assert await sending == RECORDS
+        other = next(broker for broker in brokers if broker.host.partitions[where].leads)
+        assert other is not led
+        found = list(batches(other.host.partitions[where]))
+        assert [value for _, values in found for value in values] == list(range(RECORDS))
+        assert {epoch for epoch, _ in found} == {0}

@@ -20,15 +20,13 @@ def is_caught_up(cluster: Cluster) -> bool:
 
 
 @pytest.mark.parametrize("durability", ["synced", "replicated"])
-def test_followers_store_the_leaders_bytes_and_learn_its_watermark(tmp_path: Path, durability: str) -> None:
-    async def scenario(cluster: Cluster) -> None:
+async def test_followers_store_the_leaders_bytes_and_learn_its_watermark(tmp_path: Path, durability: str) -> None:
+    async with Cluster(tmp_path, durability=durability) as cluster:
         for count in range(20):
             await cluster[1].produce(b"value-%d" % count, b"x" * 1000 * count)
         await until(lambda: is_caught_up(cluster))
         assert cluster[1].partition.high_watermark == 40
         assert cluster[1].contents() == cluster[2].contents() == cluster[3].contents()
-
-    on_cluster(durability=durability)(scenario)(tmp_path=tmp_path)
 
 
 @on_cluster()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
-from tests.node.test_any_node import FETCH_VERSION, create, leader_of, play, produce
+from tests.node.test_any_node import FETCH_VERSION, create, leader_of, produce
 
 from chronik.client.connection import Connection
 from chronik.metadata.image import TRACES_TOPIC
@@ -70,8 +70,8 @@ def events(broker: Broker, *kinds: type[Trace]) -> Sequence[Any]:
     return [event for event in broker.traces.read(0, 1000)[0] if not kinds or isinstance(event, kinds)]
 
 
-def test_events_are_traced_only_while_a_topic_enables_tracing(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_events_are_traced_only_while_a_topic_enables_tracing(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await traced(nodes)
         brokers = await traced(nodes, is_on=False)
         before = [broker.traces.last_n for broker in brokers]
@@ -80,11 +80,9 @@ def test_events_are_traced_only_while_a_topic_enables_tracing(tmp_path: Path) ->
             await fetch(await nodes.client(leader_of(nodes, partition)), partition, 0)
         assert [broker.traces.last_n for broker in brokers] == before
 
-    play(tmp_path, story)
 
-
-def test_a_produce_is_traced_from_append_to_acknowledgement(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_produce_is_traced_from_append_to_acknowledgement(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await traced(nodes)
         leader = leader_of(nodes, 0)
         assert (await produce(await nodes.client(leader), 0, b"x")).error_code == 0
@@ -104,11 +102,9 @@ def test_a_produce_is_traced_from_append_to_acknowledgement(tmp_path: Path) -> N
             (told,) = events(follower, WatermarkUpdated)
             assert (told.old, told.new, told.acks, told.why, told.node) == (0, 1, None, "leader", follower.node_id)
 
-    play(tmp_path, story)
 
-
-def test_an_acks_1_produce_is_traced_with_its_watermark_and_acknowledgement(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_an_acks_1_produce_is_traced_with_its_watermark_and_acknowledgement(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await traced(nodes)
         leader = leader_of(nodes, 0)
         await produce(await nodes.client(leader), 0, b"x", acks=1)
@@ -116,11 +112,9 @@ def test_an_acks_1_produce_is_traced_with_its_watermark_and_acknowledgement(tmp_
         assert [event.acks for event in events(leader, WatermarkUpdated)] == [1]
         assert [event.acks for event in events(leader, ProduceAcknowledged)] == [1]
 
-    play(tmp_path, story)
 
-
-def test_a_fetch_is_traced_from_its_start_through_its_wait_to_its_response(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_a_fetch_is_traced_from_its_start_through_its_wait_to_its_response(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await traced(nodes)
         leader = leader_of(nodes, 0)
         waiting = asyncio.create_task(fetch(await nodes.client(leader), 0, 0, max_wait_ms=10_000))
@@ -140,11 +134,9 @@ def test_a_fetch_is_traced_from_its_start_through_its_wait_to_its_response(tmp_p
         assert len(events(leader, DataAvailable)) == 2, "data that is there at once is available too"
         assert len(events(leader, NoData)) == 1
 
-    play(tmp_path, story)
 
-
-def test_forwarded_and_rejected_requests_at_the_wrong_node_are_traced(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_forwarded_and_rejected_requests_at_the_wrong_node_are_traced(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await traced(nodes)
         leader = leader_of(nodes, 0)
         other = nodes.others(leader)[0]
@@ -160,11 +152,9 @@ def test_forwarded_and_rejected_requests_at_the_wrong_node_are_traced(tmp_path: 
         (rejected,) = events(other, ProduceRejected)
         assert (rejected.partition, rejected.error) == (99, "UNKNOWN_TOPIC_OR_PARTITION")
 
-    play(tmp_path, story)
 
-
-def test_an_isr_shrink_and_the_produce_that_it_rejects_are_traced(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_an_isr_shrink_and_the_produce_that_it_rejects_are_traced(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await traced(nodes)
         await set_config(await nodes.client(brokers[0]), "t", "min.insync.replicas", "3")
         leader = leader_of(nodes, 0)
@@ -180,21 +170,17 @@ def test_an_isr_shrink_and_the_produce_that_it_rejects_are_traced(tmp_path: Path
         (rejected,) = events(leader, ProduceRejected)
         assert (rejected.error, rejected.partition) == ("NOT_ENOUGH_REPLICAS", 0)
 
-    play(tmp_path, story)
 
-
-def test_internal_topics_are_never_traced(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_internal_topics_are_never_traced(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, topic_defaults={"chronik.trace": True}) as nodes:
         broker = (await nodes.start_all())[0]
         await create(await nodes.client(broker), "__mine", 1)
         assert (await create(await nodes.client(broker), "mine", 1)).error_code is ErrorCode.none
         assert broker.traces.topics == {"mine"}
 
-    play(tmp_path, story, topic_defaults={"chronik.trace": True})
 
-
-def test_clients_find_each_nodes_http_address_over_the_kafka_protocol(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_clients_find_each_nodes_http_address_over_the_kafka_protocol(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, count=1) as nodes:
         (broker,) = await nodes.start_all()
         assert broker.image.brokers[1].http == "127.0.0.1:6092"
         client = await nodes.client(broker)
@@ -202,16 +188,14 @@ def test_clients_find_each_nodes_http_address_over_the_kafka_protocol(tmp_path: 
         answer = await client.call(ApiKey.DESCRIBE_CONFIGS, {"resources": [resource]})
         assert [config.value for config in answer.results[0].configs] == ["127.0.0.1:6092"]
 
-    play(tmp_path, story, count=1)
 
-
-def test_a_stuck_watermark_is_logged_once_and_its_propagation_is_measured(
+async def test_a_stuck_watermark_is_logged_once_and_its_propagation_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watermarks, "CALM_INTERVAL_S", 0.05)
     monkeypatch.setattr(watermarks, "ALERT_INTERVAL_S", 0.05)
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
         await create(client, "t")
@@ -230,8 +214,6 @@ def test_a_stuck_watermark_is_logged_once_and_its_propagation_is_measured(
         assert 'chronik_watermark_lag{partition="0",topic="t"} 11.0' in text
         await until(lambda: leader.watermarks.monitor.age_s("t", 0) > 0.1)
         assert len(nodes.events(leader.node_id, "watermark_lag")) == 1
-
-    play(tmp_path, story)
 
 
 def records_of(broker: Broker) -> list[tuple[bytes | None, Trace]]:
@@ -252,8 +234,8 @@ def records_of(broker: Broker) -> list[tuple[bytes | None, Trace]]:
     return found
 
 
-def test_the_traces_topic_exists_only_with_tracing_and_gets_events_of_every_node(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
+async def test_the_traces_topic_exists_only_with_tracing_and_gets_events_of_every_node(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
         await produce(await nodes.client(brokers[0]), 0, b"x")
@@ -274,10 +256,8 @@ def test_the_traces_topic_exists_only_with_tracing_and_gets_events_of_every_node
         assert topic.configs["retention.ms"] == "3600000"
         assert sum(broker.metrics.traces_dropped for broker in brokers) == 0
 
-    play(tmp_path, story)
 
-
-def test_events_that_miss_the_traces_topic_are_counted_and_stay_in_the_ring(
+async def test_events_that_miss_the_traces_topic_are_counted_and_stay_in_the_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_topic, "PAUSE_S", 0.01)
@@ -287,7 +267,7 @@ def test_events_that_miss_the_traces_topic_are_counted_and_stay_in_the_ring(
 
     monkeypatch.setattr(TraceTopic, "_produce", refused)
 
-    async def story(nodes: LocalNodes) -> None:
+    async with LocalNodes(tmp_path) as nodes:
         await traced(nodes)
         leader = leader_of(nodes, 0)
         await produce(await nodes.client(leader), 0, b"x")
@@ -296,5 +276,3 @@ def test_events_that_miss_the_traces_topic_are_counted_and_stay_in_the_ring(
         assert events(leader, ProduceAppended)
         (line,) = nodes.events(leader.node_id, "traces_dropped")
         assert "nobody leads" in line["reason"]
-
-    play(tmp_path, story)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
@@ -38,27 +39,25 @@ class SickDisk(RealDisk):
         super().mkdir(path)
 
 
-def play(tmp_path: Path, disk: SickDisk, steps: Callable[[Broker], Awaitable[None]]) -> None:
-    async def story() -> None:
-        with ThreadPoolExecutor(4) as executor:
-            config = NodeConfig(
-                data_dir=str(tmp_path / "node"),
-                listen=Listen(kafka="127.0.0.1:0", http="127.0.0.1:0", internal="127.0.0.1:0"),
-                recovery_point_interval_ms=20,
-            )
-            environment = Environment(disk, Random(1), executor, lambda: 0)
-            broker = await Broker.open(Runtime.make(config, environment, Metrics(), silent_logger()))
-            await broker.start()
-            await steps(broker)
-            await broker.stop()
-
-    asyncio.run(story())
+@asynccontextmanager
+async def running_broker(tmp_path: Path, disk: SickDisk) -> AsyncIterator[Broker]:
+    with ThreadPoolExecutor(4) as executor:
+        config = NodeConfig(
+            data_dir=str(tmp_path / "node"),
+            listen=Listen(kafka="127.0.0.1:0", http="127.0.0.1:0", internal="127.0.0.1:0"),
+            recovery_point_interval_ms=20,
+        )
+        environment = Environment(disk, Random(1), executor, lambda: 0)
+        broker = await Broker.open(Runtime.make(config, environment, Metrics(), silent_logger()))
+        await broker.start()
+        yield broker
+        await broker.stop()
 
 
-def test_a_topic_whose_log_cannot_open_returns_errors_until_the_disk_recovers(tmp_path: Path) -> None:
+async def test_a_topic_whose_log_cannot_open_returns_errors_until_the_disk_recovers(tmp_path: Path) -> None:
     disk = SickDisk()
 
-    async def steps(broker: Broker) -> None:
+    async with running_broker(tmp_path, disk) as broker:
         disk.is_sick = True
         with pytest.raises(KafkaError) as failed:
             await broker.topics.create("orders")
@@ -71,26 +70,22 @@ def test_a_topic_whose_log_cannot_open_returns_errors_until_the_disk_recovers(tm
             while broker.partition("orders", 0) is None:
                 await asyncio.sleep(0.01)
 
-    play(tmp_path, disk, steps)
 
-
-def test_a_controller_that_is_still_starting_creates_topics_for_other_nodes(tmp_path: Path) -> None:
+async def test_a_controller_that_is_still_starting_creates_topics_for_other_nodes(tmp_path: Path) -> None:
     """Found by the simulator (three-nodes seed 5134): an error, because its own partitions were not open yet."""
     disk = SickDisk()
 
-    async def steps(broker: Broker) -> None:
+    async with running_broker(tmp_path, disk) as broker:
         broker.host.is_open = False
         assert (await broker.topics.create("orders")).name == "orders"
         broker.host.is_open = True
 
-    play(tmp_path, disk, steps)
 
-
-def test_a_deleted_topics_log_is_removed_when_the_disk_recovers(tmp_path: Path) -> None:
+async def test_a_deleted_topics_log_is_removed_when_the_disk_recovers(tmp_path: Path) -> None:
     """Found by the simulator (three-nodes seed 4040): after one failed write, the files stayed until the next start."""
     disk = SickDisk()
 
-    async def steps(broker: Broker) -> None:
+    async with running_broker(tmp_path, disk) as broker:
         topic = await broker.topics.create("orders")
         folder = tmp_path / "node" / "logs" / "orders-0"
         assert folder.exists()
@@ -102,5 +97,3 @@ def test_a_deleted_topics_log_is_removed_when_the_disk_recovers(tmp_path: Path) 
         async with asyncio.timeout(10):
             while folder.exists():
                 await asyncio.sleep(0.01)
-
-    play(tmp_path, disk, steps)

@@ -37,32 +37,29 @@ def test_an_unknown_group_is_an_error(chronik_cluster: TestCluster) -> None:
     assert "group nobody does not exist" in body["error"]
 
 
-def test_work_in_its_own_thread_returns_raises_and_ends_with_its_caller() -> None:
-    async def run() -> None:
-        async def result() -> int:
-            await asyncio.sleep(0)
-            return 7
+async def test_work_in_its_own_thread_returns_raises_and_ends_with_its_caller() -> None:
+    async def result() -> int:
+        await asyncio.sleep(0)
+        return 7
 
-        async def failure() -> int:
-            raise ValueError("no")
+    async def failure() -> int:
+        raise ValueError("no")
 
-        ended = asyncio.Event()
-        here = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    here = asyncio.get_running_loop()
 
-        async def endless() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                here.call_soon_threadsafe(ended.set)
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            here.call_soon_threadsafe(ended.set)
 
-        assert await in_own_thread(result) == 7
-        with pytest.raises(ValueError, match="no"):
-            await in_own_thread(failure)
-        waiting = asyncio.create_task(in_own_thread(endless))
-        await asyncio.sleep(0.05)
-        waiting.cancel()
-        async with asyncio.timeout(10):
-            await ended.wait()
-        assert waiting.cancelled() or waiting.cancelling()
-
-    asyncio.run(run())
+    assert await in_own_thread(result) == 7
+    with pytest.raises(ValueError, match="no"):
+        await in_own_thread(failure)
+    waiting = asyncio.create_task(in_own_thread(endless))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    async with asyncio.timeout(10):
+        await ended.wait()
+    assert waiting.cancelled() or waiting.cancelling()

@@ -35,58 +35,49 @@ def events_in(lines: bytes | None) -> list[tuple[str, Any]]:
     return events
 
 
-def test_feeds_do_not_run_without_listeners() -> None:
-    async def run() -> None:
-        node = CountingNode()
-        hub = EventHub(node)
-        makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node), ("topics", ""): lambda: TopicsFeed(node)}
-        assert asyncio.all_tasks() == {asyncio.current_task()}  # no feed runs
-        assert node.reads == 0
-        first, second = hub.listen(makers), hub.listen(makers)
-        async with asyncio.timeout(10):
-            seen: set[str] = set()
-            while seen != {"cluster", "topics"}:
-                seen |= {event for event, _ in events_in(await first.take())}
-        feeds = list(hub._feeds.values())
-        assert len(feeds) == 2  # both listeners share them
-        hub.leave(first)
-        assert hub._feeds
-        hub.leave(second)
-        assert hub._feeds == {}
-        for feed in feeds:
-            await feed.stopped()
-        reads = node.reads
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+async def test_feeds_do_not_run_without_listeners() -> None:
+    node = CountingNode()
+    hub = EventHub(node)
+    makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node), ("topics", ""): lambda: TopicsFeed(node)}
+    assert asyncio.all_tasks() == {asyncio.current_task()}  # no feed runs
+    assert node.reads == 0
+    first, second = hub.listen(makers), hub.listen(makers)
+    async with asyncio.timeout(10):
+        seen: set[str] = set()
+        while seen != {"cluster", "topics"}:
+            seen |= {event for event, _ in events_in(await first.take())}
+    feeds = list(hub._feeds.values())
+    assert len(feeds) == 2  # both listeners share them
+    hub.leave(first)
+    assert hub._feeds
+    hub.leave(second)
+    assert hub._feeds == {}
+    for feed in feeds:
+        await feed.stopped()
+    reads = node.reads
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await hub.close()
+    assert node.reads == reads
+
+
+async def test_a_later_listener_receives_the_current_state_at_once() -> None:
+    node = CountingNode()
+    hub = EventHub(node)
+    makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node)}
+    async with asyncio.timeout(10):
+        first = hub.listen(makers)
+        ((event, cluster),) = events_in(await first.take())
+        assert (event, cluster["cluster_id"], cluster["is_ready"]) == ("cluster", "c", False)
+        assert events_in(await hub.listen(makers).take()) == [(event, cluster)]
         await hub.close()
-        assert node.reads == reads
-
-    asyncio.run(run())
+        assert await first.take() is None
 
 
-def test_a_later_listener_receives_the_current_state_at_once() -> None:
-    async def run() -> None:
-        node = CountingNode()
-        hub = EventHub(node)
-        makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node)}
-        async with asyncio.timeout(10):
-            first = hub.listen(makers)
-            ((event, cluster),) = events_in(await first.take())
-            assert (event, cluster["cluster_id"], cluster["is_ready"]) == ("cluster", "c", False)
-            assert events_in(await hub.listen(makers).take()) == [(event, cluster)]
-            await hub.close()
-            assert await first.take() is None
-
-    asyncio.run(run())
-
-
-def test_the_queue_of_a_slow_listener_is_bounded() -> None:
-    async def run() -> None:
-        listener = Listener()
-        for number in range(1000):
-            listener.send("topic", json.dumps({"n": number}).encode())
-            listener.send("traces", json.dumps({"n": number}).encode(), adds=True)
-        events = events_in(await listener.take())
-        assert events[0] == ("topic", {"n": 999})
-        assert events[1:] == [("traces", {"n": number}) for number in range(1000 - CHUNKS_WAITING_MAX, 1000)]
-
-    asyncio.run(run())
+async def test_the_queue_of_a_slow_listener_is_bounded() -> None:
+    listener = Listener()
+    for number in range(1000):
+        listener.send("topic", json.dumps({"n": number}).encode())
+        listener.send("traces", json.dumps({"n": number}).encode(), adds=True)
+    events = events_in(await listener.take())
+    assert events[0] == ("topic", {"n": 999})
+    assert events[1:] == [("traces", {"n": number}) for number in range(1000 - CHUNKS_WAITING_MAX, 1000)]
