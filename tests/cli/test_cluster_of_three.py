@@ -164,7 +164,7 @@ def test_remove_reduces_the_replication_factor_only_if_requested(
     removed = run(three, "remove", "3", "--fewer-replicas")
     assert removed.code == 0, removed.err
     assert "2 nodes remain" in removed.out
-    assert "stops when one of them does" in removed.err
+    assert "the cluster stops when one node stops" in removed.err
     assert in_sync(three)
     found = chronik("verify", "--acks", "all", "--json", "-b", three.nodes[0].bootstrap).json()
     assert (found["verdict"], found["consumed"]) == ("PASS", 5000)

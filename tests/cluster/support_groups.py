@@ -102,7 +102,7 @@ class GroupConsumer(RecordedConsumer):
                 found: list[TopicPartition] = consumer.committed(partitions, timeout=2.0)
             except KafkaException:
                 if self._stop.is_set():
-                    raise
+                    return []  # the consumer is being closed
                 continue
             if all(part.error is None for part in found):
                 return found

@@ -95,7 +95,7 @@ def test_restore_metadata_keeps_all_records_committed_offsets_and_producer_ids(n
 
     done = restore(nodes)
     assert done.code == 0, done.err
-    assert topic in done.out and wide in done.out and "not known" in done.out
+    assert topic in done.out and wide in done.out and "lost: settings of topics" in done.out
     nodes.start_all()
     assert topic_ids(nodes, topic, wide, "__consumer_offsets") == ids
     nodes.wait_in_sync()

@@ -91,8 +91,8 @@ def test_two_foreign_nodes_cannot_outvote_a_standalone_node(node: Node, start_st
         line = said_by(each.output)
         assert f"node 1 at 127.0.0.1:{node.internal_port} and this node have different cluster secrets" in line
         assert f"copy {SECRET_NAME}" in line
-    assert "says it is node 2 does not know the secret" in node.log_text()
-    assert "says it is node 3 does not know the secret" in node.log_text()
+    assert "claims to be node 2 does not know the secret" in node.log_text()
+    assert "claims to be node 3 does not know the secret" in node.log_text()
 
 
 @pytest.mark.timeout(60)
@@ -176,7 +176,7 @@ def test_nodes_with_different_secrets_refuse_each_other(nodes: Nodes) -> None:
     reason = nodes.node(3).process.reason()
     assert "and this node have different cluster secrets: copy cluster-secret" in reason
     for node_id in (1, 2):
-        lines = [line for line in nodes.log_text(node_id).splitlines() if "says it is node 3" in line]
+        lines = [line for line in nodes.log_text(node_id).splitlines() if "claims to be node 3" in line]
         assert len(lines) == 1, "once, not at each attempt"
         assert nodes.node(node_id).is_ready
     path.write_text(right)

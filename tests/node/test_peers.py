@@ -272,8 +272,8 @@ async def _for_ever(begun: asyncio.Event) -> Connection:
 def test_invalid_peer_lists_are_refused_at_start() -> None:
     for peers, words in (
         ((Peer(1, "127.0.0.1:5092"),), "no majority"),
-        ((Peer(2, "127.0.0.1:5092"),), "one address"),
-        ((Peer(2, "127.0.0.1:5093"), Peer(3, "127.0.0.1:5093")), "one address"),
+        ((Peer(2, "127.0.0.1:5092"),), "have the same address"),
+        ((Peer(2, "127.0.0.1:5093"), Peer(3, "127.0.0.1:5093")), "have the same address"),
         ((Peer(2, "127.0.0.1:5093"), Peer(2, "127.0.0.1:5094")), "one id twice"),
         ((Peer(-2, "127.0.0.1:5093"),), "negative"),
         ((Peer(2, "0.0.0.0:5093"),), "no address"),

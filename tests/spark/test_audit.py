@@ -15,8 +15,9 @@ from tests.support.topics import NOW_MS
 
 from chronik.client.batches import Batches
 from chronik.client.ledger import Ledger
+from chronik.pipeline.audit.blocks import SIDES
 from chronik.pipeline.audit.job import AuditRequest, prepare, run
-from chronik.pipeline.audit.result import AuditResult
+from chronik.pipeline.audit.result import AuditResult, Range
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.columns import HEADERS
 from chronik.wire.batch import encode_batch
@@ -122,8 +123,8 @@ def story(shared_node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> 
     return lambda *counts: Story(shared_node.bootstrap, name, tmp_path, counts)
 
 
-def ranges(found: Iterable[Any]) -> list[tuple[str, int, int]]:
-    return [(told["side"], told["first"], told["last"]) for told in (each.to_json() for each in found)]
+def ranges(found: Iterable[Range]) -> list[tuple[str, int, int]]:
+    return [(SIDES[each.side], each.first, each.last) for each in found]
 
 
 def test_the_experiment_of_5000_records_is_complete_from_end_to_end(story: Callable[..., Story], audit: Audit) -> None:
