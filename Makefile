@@ -10,6 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := .tools
 PYTEST_ARGS ?=
+# Test files that run at the same time.
+JOBS ?= 2
+QUICK := $(addprefix tests/,wire storage raft metadata replication groups client observe doctor test_docs.py)
 BENCH_ARGS ?=
 # Of `make soak`: how long, and the seed that an earlier run printed.
 SECONDS ?= 1800
@@ -25,7 +28,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup bytecode demo test check bench soak soak-counts clean
+.PHONY: help setup bytecode demo test test-quick check bench soak soak-counts clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile
@@ -40,8 +43,11 @@ bytecode: $(RUN_STAMP)
 demo: $(RUN_STAMP) bytecode ## the whole story on one machine, on free ports
 	@$(BIN)/chronik demo
 
-test: $(DEV_STAMP) $(TOOLS_STAMP) bytecode ## the whole suite, with real clients
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: check $(TOOLS_STAMP) bytecode ## check, then the whole suite, with real clients
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+test-quick: check bytecode ## check, then the tests that start no process: about 90 seconds
+	@$(BIN)/python -m pytest -q -n $(JOBS) $(QUICK) $(PYTEST_ARGS)
 
 check: $(DEV_STAMP) ## format, lint, types, import direction
 	@$(BIN)/ruff format --check
