@@ -274,7 +274,7 @@ def test_invalid_peer_lists_are_refused_at_start() -> None:
         ((Peer(1, "127.0.0.1:5092"),), "no majority"),
         ((Peer(2, "127.0.0.1:5092"),), "have the same address"),
         ((Peer(2, "127.0.0.1:5093"), Peer(3, "127.0.0.1:5093")), "have the same address"),
-        ((Peer(2, "127.0.0.1:5093"), Peer(2, "127.0.0.1:5094")), "one id twice"),
+        ((Peer(2, "127.0.0.1:5093"), Peer(2, "127.0.0.1:5094")), "have the same id"),
         ((Peer(-2, "127.0.0.1:5093"),), "negative"),
         ((Peer(2, "0.0.0.0:5093"),), "no address"),
     ):
