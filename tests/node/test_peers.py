@@ -153,7 +153,7 @@ async def test_a_node_contacted_under_a_wrong_id_returns_its_own_id(tmp_path: Pa
         assert "looks for node 7" in refusal
         assert await greet(one, Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")) == ""
         assert "used twice" in await greet(one, Hello("", 1, UUID(int=5), 1, "127.0.0.1:5"))
-        assert "no address" in await greet(one, Hello("", 5, UUID(int=5), 1, "nowhere"))
+        assert "is not an address to connect to" in await greet(one, Hello("", 5, UUID(int=5), 1, "nowhere"))
 
 
 async def test_a_slow_call_does_not_delay_later_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_invalid_peer_lists_are_refused_at_start() -> None:
         ((Peer(2, "127.0.0.1:5093"), Peer(3, "127.0.0.1:5093")), "have the same address"),
         ((Peer(2, "127.0.0.1:5093"), Peer(2, "127.0.0.1:5094")), "have the same id"),
         ((Peer(-2, "127.0.0.1:5093"),), "negative"),
-        ((Peer(2, "0.0.0.0:5093"),), "no address"),
+        ((Peer(2, "0.0.0.0:5093"),), "is not an address to connect to"),
     ):
         with pytest.raises(ConfigError, match=words):
             check(NodeConfig(node_id=1, peers=peers))
