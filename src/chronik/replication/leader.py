@@ -54,25 +54,6 @@ class PartitionLeader:
     clients know as deleted. Owned by the node's event loop; nothing here waits, reads a clock or touches a file.
     """
 
-    __slots__ = (
-        "_deleted_upto",
-        "_joining",
-        "_lag_ms_max",
-        "_min_insync_replicas",
-        "_others",
-        "_own_end",
-        "_since_ms",
-        "_waited_for",
-        "epoch_start_offset",
-        "has_enough_replicas",
-        "high_watermark",
-        "isr",
-        "leader_epoch",
-        "low_watermark",
-        "node_id",
-        "replicas",
-    )
-
     def __init__(
         self,
         node_id: int,

@@ -17,7 +17,7 @@ _NEVER: Final = 1 << 15
 
 
 class ApiKey(IntEnum):
-    """The API keys that nodes and clients use, the first two bytes of a request, each with its first flexible version."""
+    """The API keys in use, the first two bytes of a request, each with its first flexible version."""
 
     flexible_from: int
 

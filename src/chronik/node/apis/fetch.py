@@ -20,6 +20,7 @@ Not supported: records above the watermark for consumers, except with `visibilit
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from chronik.metadata.image import ClusterImage
@@ -67,59 +68,39 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     PendingFetch(node, request, reply, fetch, session, incremental).start()
 
 
+@dataclass(slots=True, eq=False)
 class PendingFetch:
     """A fetch until it is answered: reads the available data, and waits for more if that is not enough.
 
     Owned by the loop. Answered once: with data, at its deadline, or never if its connection closes first.
     """
 
-    __slots__ = (
-        "_arrived_bytes",
-        "_entries",
-        "_fetch",
-        "_incremental",
-        "_is_full",
-        "_is_over",
-        "_is_settling",
-        "_min_bytes",
-        "_node",
-        "_reading",
-        "_reply",
-        "_request",
-        "_session",
-        "_timer",
-        "_trace",
-        "_waiting_on",
-    )
+    _node: Services
+    _request: Request
+    _reply: Reply
+    _fetch: FetchRequest
+    _session: FetchSession | None
+    _incremental: bool
+    _entries: list[tuple[PartitionKey, FetchPartition]] = field(init=False)
+    _min_bytes: int = field(init=False)
+    _waiting_on: list[Partition] = field(default_factory=list)
+    _timer: asyncio.TimerHandle | None = None
+    _arrived_bytes: int = 0
+    _reading: bool = False
+    _is_over: bool = False
+    _is_full: bool = False
+    """The response cannot grow by waiting: the limits are reached, or the consumer should read elsewhere."""
+    _is_settling: bool = False
+    """A partition's new leader may have the data in a moment."""
+    _trace: FetchTrace | None = None
 
-    def __init__(
-        self,
-        node: Services,
-        request: Request,
-        reply: Reply,
-        fetch: FetchRequest,
-        session: FetchSession | None,
-        incremental: bool,
-    ) -> None:
-        self._node = node
-        self._request = request
-        self._reply = reply
-        self._fetch = fetch
-        self._session = session
-        self._incremental = incremental
+    def __post_init__(self) -> None:
+        fetch, node = self._fetch, self._node
         self._entries = self._requested()
         # Never wait for more bytes than the limits allow in a response.
         self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed())
-        self._waiting_on: list[Partition] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._arrived_bytes = 0
-        self._reading = False
-        self._is_over = False
-        self._is_full = False
-        """The response cannot grow by waiting: the limits are reached, or the consumer should read elsewhere."""
-        self._is_settling = False
-        """A partition's new leader may have the data in a moment."""
-        self._trace = self._traced() if node.runtime.traces.topics else None
+        if node.runtime.traces.topics:
+            self._trace = self._traced()
 
     def _traced(self) -> FetchTrace:
         node = self._node

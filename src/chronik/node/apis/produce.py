@@ -17,6 +17,7 @@ Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from chronik.metadata.image import TopicImage
@@ -90,32 +91,20 @@ def _topic_name(node: Services, topic_id: UUID | None) -> str | None:
     return None if topic_id is None else node.metadata.image.names_by_id.get(topic_id)
 
 
+@dataclass(slots=True, eq=False)
 class PendingProduce:
     """A produce request whose batches do not all have an outcome yet. Answered once; late calls do nothing."""
 
-    __slots__ = (
-        "_endpoints",
-        "_forwarded",
-        "_is_started",
-        "_node",
-        "_produce",
-        "_reply",
-        "_request",
-        "_waiting",
-        "topics",
-    )
-
-    def __init__(self, node: Services, request: Request, reply: Reply, produce: ProduceRequest) -> None:
-        self.topics: list[TopicResponses] = []
-        self._node = node
-        self._request = request
-        self._reply = reply
-        self._produce = produce
-        self._waiting: list[ProducePartitionResponse] = []
-        self._endpoints: dict[int, NodeEndpoint] | None = None
-        self._is_started = False
-        self._forwarded: ForwardedRequest | None = None
-        """Set once a batch of this request is forwarded."""
+    _node: Services
+    _request: Request
+    _reply: Reply
+    _produce: ProduceRequest
+    topics: list[TopicResponses] = field(default_factory=list)
+    _waiting: list[ProducePartitionResponse] = field(default_factory=list)
+    _endpoints: dict[int, NodeEndpoint] | None = None
+    _is_started: bool = False
+    _forwarded: ForwardedRequest | None = None
+    """Set once a batch of this request is forwarded."""
 
     # -- batches -------------------------------------------------------------------------------------------------------
 

@@ -27,51 +27,33 @@ class ForwardedRequest(NamedTuple):
     timeout_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class ForwardedBatch:
     """A forwarded batch. Invariant: once `is_over`, its request has the outcome and the batch is not sent again."""
 
-    __slots__ = (
-        "_on_timeout",
-        "append_here",
-        "deadline_s",
-        "header",
-        "is_over",
-        "is_sent",
-        "lane",
-        "leader",
-        "number",
-        "records",
-        "request",
-        "response",
-        "topic",
-        "waiter",
-    )
+    request: ForwardedRequest
+    topic: TopicImage
+    response: ProducePartitionResponse
+    records: memoryview
+    append_here: Callable[[memoryview], None]
+    """Appends to this node's log if this node has become the leader. Calls the waiter, or raises the error that is the
+    outcome."""
+    waiter: Waiter
+    """Called once, with `response` filled or with the error."""
+    header: BatchHeader | None = None
+    leader: int = NO_LEADER
+    is_sent: bool = False
+    is_over: bool = False
+    lane: Lane = field(init=False)
+    number: int = field(init=False)
+    deadline_s: float = field(init=False)
+    _on_timeout: Callable[[ForwardedBatch], None] = field(init=False)
 
-    def __init__(
-        self,
-        request: ForwardedRequest,
-        topic: TopicImage,
-        response: ProducePartitionResponse,
-        records: memoryview,
-        append_here: Callable[[memoryview], None],
-        waiter: Waiter,
-    ) -> None:
-        """`waiter` is called once, with `response` filled or with the error.
-
-        `append_here` appends to this node's log if this node has become the leader. It calls the waiter, or raises the
-        error that is the outcome.
-        """
-        self.request = request
-        self.topic = topic
-        self.response = response
+    def __post_init__(self) -> None:
         # A copy: the connection reuses its buffer.
-        self.records = memoryview(bytearray(records))
-        self.header: BatchHeader | None = read_batch_header(self.records) if len(records) >= HEADER_BYTES else None
-        self.append_here = append_here
-        self.waiter = waiter
-        self.leader = NO_LEADER
-        self.is_sent = False
-        self.is_over = False
+        self.records = memoryview(bytearray(self.records))
+        if len(self.records) >= HEADER_BYTES:
+            self.header = read_batch_header(self.records)
 
     @property
     def key(self) -> tuple[UUID, int]:
