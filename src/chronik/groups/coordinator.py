@@ -21,7 +21,7 @@ from chronik.groups.group import Group, GroupState
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.records import CommittedOffset, TopicPartition, group_partition
 from chronik.groups.replay import Replay
-from chronik.groups.step import Action, GroupSettings, Moment, Reply, Step, Writes
+from chronik.groups.step import Action, GroupSettings, Moment, Reply, Step, Write
 from chronik.wire.errors import ErrorCode
 
 NAME_BYTES_MAX = 16_384
@@ -47,7 +47,9 @@ class GroupCoordinator:
         self._groups: dict[str, Group] = {}
         self._loaded: dict[int, None] = {}
         self._loading: dict[int, Replay] = {}
-        self._writes = Writes()
+        self._writes: dict[int, Write] = {}
+        """The appends whose result is still pending, by token."""
+        self._write_count = 0
         self._timers: list[tuple[int, int, Group]] = []
         self._timer_count = 0
 
@@ -78,9 +80,8 @@ class GroupCoordinator:
         for group in [each for each in self._groups.values() if each.partition == partition]:
             membership.refuse_all(group, ErrorCode.not_coordinator, step)
             self._forget(group)
-        waiting = self._writes.waiting
-        for token in [each for each, write in waiting.items() if write.group.partition == partition]:
-            waiting.pop(token).refuse(ErrorCode.not_coordinator, step)
+        for token in [each for each, write in self._writes.items() if write.group.partition == partition]:
+            self._writes.pop(token).refuse(ErrorCode.not_coordinator, step)
         return step.actions
 
     def refuse_waiting(self, at: Moment) -> list[Action]:
@@ -278,7 +279,7 @@ class GroupCoordinator:
 
     def appended(self, token: int, error: ErrorCode, at: Moment) -> list[Action]:
         """Record that an append is durable (`ErrorCode.none`) or failed. Ignored if its partition was unloaded."""
-        write = self._writes.waiting.pop(token, None)
+        write = self._writes.pop(token, None)
         if write is None:
             return []
         step = self._step(at)
@@ -309,7 +310,12 @@ class GroupCoordinator:
         return step.actions
 
     def _step(self, at: Moment) -> Step:
-        return Step(at, self.settings, self._writes)
+        return Step(at, self.settings, self._add_write)
+
+    def _add_write(self, write: Write) -> int:
+        self._write_count += 1
+        self._writes[self._write_count] = write
+        return self._write_count
 
     def _check_group(self, group_id: str, *, may_be_empty: bool = False, reads: bool = False) -> ErrorCode:
         """Check that this node serves the group. The empty name is legacy, for committing offsets only."""

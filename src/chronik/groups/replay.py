@@ -7,7 +7,6 @@ from chronik.groups.records import (
     CommittedOffset,
     GroupMetadata,
     OffsetKey,
-    TopicPartition,
     UnreadableRecord,
     read_group_value,
     read_key,
@@ -39,26 +38,22 @@ class Replay:
 
     def groups(self, partition: int, now_ms: int) -> Iterator[Group]:
         """Yield the groups as of the last record, in log order."""
-        offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
-        metadata: dict[str, GroupMetadata] = {}
-        names: dict[str, None] = {}
+        groups: dict[str, Group] = {}
         for key, value in self._latest.items():
             try:
                 about = read_key(key)
-                if isinstance(about, OffsetKey):
-                    committed = read_offset_value(value)
-                    offsets.setdefault(about.group_id, {})[(about.topic, about.partition)] = committed
-                elif about is not None:
-                    metadata[about.group_id] = read_group_value(value)
+                if about is None:
+                    continue
+                stored = read_offset_value(value) if isinstance(about, OffsetKey) else read_group_value(value)
             except UnreadableRecord:
                 # No coordinator can have written it; the other groups must still load.
                 self.unreadable_count += 1
                 continue
-            if about is not None:
-                names[about.group_id] = None
-        for name in names:
-            group = Group(name, partition)
-            if name in metadata:
-                group.restore(metadata[name], now_ms)
-            group.offsets.committed.update(offsets.get(name, {}))
-            yield group
+            group = groups.get(about.group_id)
+            if group is None:
+                group = groups[about.group_id] = Group(about.group_id, partition)
+            if isinstance(about, OffsetKey) and isinstance(stored, CommittedOffset):
+                group.offsets.committed[(about.topic, about.partition)] = stored
+            elif isinstance(stored, GroupMetadata):
+                group.restore(stored, now_ms)
+        yield from groups.values()

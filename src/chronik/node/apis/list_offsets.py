@@ -22,16 +22,12 @@ Not supported: tiered storage.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from chronik.node.apis.services import Services
+from chronik.node.replicas.partition import Partition
 from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.replicas.partition import Partition
 
 LATEST = -1
 EARLIEST = -2

@@ -18,7 +18,7 @@ from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic
-from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition import resolve
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Buffer
@@ -208,7 +208,9 @@ class OffsetsTopic:
             raise KafkaError(ErrorCode.not_leader_or_follower, f"{OFFSETS_TOPIC}-{index} is not open here")
         # Only the coordinator writes here, and only after loading: nothing is missed beyond the current end.
         end_offset = partition.log_end_offset
-        await self._committed(partition, end_offset)
+        committed: asyncio.Future[None] = self._loop.create_future()
+        partition.when_committed(end_offset, partial(resolve, committed))
+        await committed
         offset = partition.log_start_offset
         count = 0
         while offset < end_offset:
@@ -221,19 +223,6 @@ class OffsetsTopic:
             count += len(records)
         if count:
             self._log.info("groups_loaded", partition=index, records=count)
-
-    async def _committed(self, partition: Partition, end_offset: int) -> None:
-        reached: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: KafkaError | None) -> None:
-            if not reached.done():
-                if error is None:
-                    reached.set_result(None)
-                else:
-                    reached.set_exception(error)
-
-        partition.when_committed(end_offset, done)
-        await reached
 
     def _unload_all(self) -> None:
         for partition in range(self._coordinator.partition_count):

@@ -233,7 +233,7 @@ class ReplicaSession:
 
     def _answer(self, waiting: WaitingReplicaFetch) -> None:
         """Answer with all ready partitions, up to the size limit, and every changed watermark."""
-        left_bytes = min(waiting.max_bytes, self._sessions.bytes_allowed())
+        left_bytes = waiting.max_bytes
         topics: Topics = {}
         cold: list[ColdRead] = []
         has_records = False
@@ -355,7 +355,6 @@ class ReplicaSessions:
         self.runtime = runtime
         self.log = runtime.log.bind(component="replication")
         self.partition_by_id = partition_by_id
-        self.bytes_allowed: Callable[[], int] = lambda: RESPONSE_BYTES_MAX
         self._metadata = metadata
         self._replication = replication
         self._sessions: dict[int, ReplicaSession] = {}
