@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from chronik.client.connection import Connection as PeerConnection
@@ -309,9 +310,8 @@ class Forwarding:
                 self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "an earlier batch failed"))
 
     def _finish(self, batch: ForwardedBatch, error: KafkaError | None) -> None:
-        waiter = batch.waiter
         self._release_batch(batch)
-        waiter(error)
+        batch.waiter(error)
 
     def _release_batch(self, batch: ForwardedBatch) -> None:
         if batch.is_over:
@@ -354,19 +354,19 @@ class Forwarding:
             self._loop.call_soon(connection.release)
 
 
+@dataclass(eq=False)
 class LeaderPipeline:
     """The connection that forwards batches to one leader, with one response per request.
 
     Invariant: batches are sent in the order in which they were passed to `send`. Owned by the loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peers: Peers, forwarding: Forwarding, leader: int) -> None:
-        self._loop = loop
-        self._peers = peers
-        self._forwarding = forwarding
-        self._leader = leader
-        self._unsent: deque[list[ForwardedBatch]] = deque()
-        self._connecting: asyncio.Task[None] | None = None
+    _loop: asyncio.AbstractEventLoop
+    _peers: Peers
+    _forwarding: Forwarding
+    _leader: int
+    _unsent: deque[list[ForwardedBatch]] = field(default_factory=deque)
+    _connecting: asyncio.Task[None] | None = None
 
     def send(self, batches: list[ForwardedBatch]) -> None:
         """Send these batches in one request."""
@@ -412,11 +412,8 @@ class LeaderPipeline:
         answer.add_done_callback(lambda done: self._answered(sent, done))
 
     def _answered(self, sent: list[ForwardedBatch], answer: asyncio.Future[memoryview]) -> None:
-        failure: BaseException | None
-        if answer.cancelled():
-            failure = asyncio.CancelledError("the connection to the leader was closed")
-        else:
-            failure = answer.exception()
+        closed = asyncio.CancelledError("the connection to the leader was closed")
+        failure: BaseException | None = closed if answer.cancelled() else answer.exception()
         if failure is None:
             try:
                 response = read_produce_response(VERSION, answer.result())
@@ -426,11 +423,7 @@ class LeaderPipeline:
             for batch in sent:
                 self._forwarding.in_doubt(batch, str(failure))
             return
-        outcomes = {
-            (topic_id, partition.partition): partition
-            for _, topic_id, partitions in response.topics
-            for partition in partitions
-        }
+        outcomes = {(topic_id, each.partition): each for _, topic_id, answers in response.topics for each in answers}
         for batch in sent:
             outcome = outcomes.get((batch.topic.id, batch.response.partition))
             if outcome is None:

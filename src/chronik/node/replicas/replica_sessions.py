@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -342,22 +342,18 @@ class ReplicaSession:
         reply.send(body)
 
 
+@dataclass(eq=False)
 class ReplicaSessions:
     """The sessions of all followers of this node, one each. Owned by the loop."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        metadata: MetadataLog,
-        replication: Replication,
-        partition_by_id: Callable[[UUID, int], Partition | None],
-    ) -> None:
-        self.runtime = runtime
-        self.log = runtime.log.bind(component="replication")
-        self.partition_by_id = partition_by_id
-        self._metadata = metadata
-        self._replication = replication
-        self._sessions: dict[int, ReplicaSession] = {}
+    runtime: Runtime
+    _metadata: MetadataLog
+    _replication: Replication
+    partition_by_id: Callable[[UUID, int], Partition | None]
+    _sessions: dict[int, ReplicaSession] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.log = self.runtime.log.bind(component="replication")
 
     def knows(self, topic_id: UUID) -> bool:
         return topic_id in self._metadata.image.names_by_id
