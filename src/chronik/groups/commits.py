@@ -78,7 +78,6 @@ def delete_offsets(group: Group, partitions: Sequence[TopicPartition], token: in
 
 
 def forget_topics(group: Group, topics: Collection[str], step: Step) -> None:
-    """Remove the offsets of deleted topics."""
     changes = [(partition, None) for partition in group.offsets.partitions() if partition[0] in topics]
     _change_offsets(group, changes, None, {}, step)
 

@@ -246,7 +246,6 @@ class Broker:
             await self._closers.pop()()
 
     async def failed(self) -> Exception:
-        """Wait for an error that the node cannot continue from, and return it."""
         await self._failed.wait()
         assert self.failure is not None
         return self.failure

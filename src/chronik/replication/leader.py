@@ -125,7 +125,6 @@ class PartitionLeader:
     # -- events: each returns whether the watermark rose ---------------------------------------------------------------
 
     def acknowledge_durable(self, end: int) -> bool:
-        """Note that this node's own durable end is now `end`."""
         if end > self._own_end:
             self._own_end = end
         if end <= self.high_watermark:
@@ -372,7 +371,6 @@ class PartitionLeader:
         self._update_waited_for()
 
     def _update_waited_for(self) -> None:
-        """Recompute which replicas hold back the watermark."""
         for replica in self.isr.maximal:
             self._joining.pop(replica, None)
         waited_for = (*self.isr.maximal, *self._joining)

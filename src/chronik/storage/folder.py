@@ -88,7 +88,6 @@ class DataFolder:
     """One node's folder, locked while it is open. All methods block; run jobs in a thread."""
 
     def __init__(self, disk: Disk, path: str, lock: File, meta: FolderMeta) -> None:
-        """Read the folder as the last node left it."""
         self.disk = disk
         self.path = path
         self.meta = meta
@@ -209,7 +208,6 @@ class DataFolder:
         return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that have a log here."""
         names = [name.rpartition("-") for name in self.disk.listdir(f"{self.path}/{LOGS_NAME}")]
         return [(topic, int(partition)) for topic, _, partition in names if topic and partition.isdigit()]
 
@@ -268,7 +266,6 @@ class DataFolder:
         self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
 
     def set_aside_log(self, topic: str, partition: int, now_ms: int) -> str:
-        """Move a log without metadata out of the way; return its new path."""
         path = self.log_path(topic, partition)
         return set_aside(self.disk, self.path, [path], f"{topic}-{partition}", now_ms)
 

@@ -66,7 +66,6 @@ class IndexView(NamedTuple):
             return first, second
 
     def last(self) -> Entry | None:
-        """Return the newest entry."""
         return self.floor(0, 1 << 63)
 
 

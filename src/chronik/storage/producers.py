@@ -120,7 +120,6 @@ class ProducerStates:
         return batches
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int, log_append_time_ms: int = -1) -> None:
-        """Record that the batch is in the log at `base_offset`."""
         sent = SentBatch(
             header.base_sequence,
             header.last_sequence,
@@ -141,7 +140,6 @@ class ProducerStates:
         self._states[header.producer_id] = state
 
     def restore(self, producer_id: int, state: ProducerState) -> None:
-        """Restore a producer from a snapshot."""
         self._states[producer_id] = state
 
     def expire(self, now_ms: int) -> int:

@@ -407,7 +407,6 @@ class LoadedLog:
         remove_files(self.disk, segment.paths())
 
     def _start_over(self, segments: list[LogSegment], offset: int) -> None:
-        """Restart the log, empty, at `offset`."""
         fresh = LogSegment.create(self.disk, self.folder, offset)
         self.disk.sync_dir(self.folder)
         for segment in segments:
@@ -444,7 +443,6 @@ class LoadedLog:
 
 
 def _offsets_in(names: Iterable[str], suffix: str) -> list[int]:
-    """Return the offsets that the files with this suffix are named after."""
     stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
     return [int(stem) for stem in stems if stem.isdigit()]
 

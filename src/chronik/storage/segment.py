@@ -85,7 +85,6 @@ class SegmentView(NamedTuple):
         return entry[1] if entry is not None and self.is_correct(entry[0], entry[1]) else 0
 
     def is_correct(self, relative_offset: int, position: int) -> bool:
-        """Return whether an entry of the offset index is correct."""
         header = header_at(self.shared.file, position, self.size_bytes) if position >= 0 else None
         return header is not None and header.last_offset == self.base_offset + relative_offset
 

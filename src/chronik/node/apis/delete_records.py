@@ -48,7 +48,7 @@ async def _delete(node: Services, topic: str, requested: Any, wait_s: float) -> 
     if is_internal(topic):
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
     partition = node.host.require_leader(topic, requested.partition_index)
-    if not partition.settings.is_deletable:
+    if not partition.settings.log_config.cleanup_delete:
         raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not include delete")
     low_watermark = await partition.delete_records(requested.offset, wait_s)
     # The lease may have ended while the replicas caught up.

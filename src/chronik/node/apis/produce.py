@@ -23,7 +23,7 @@ from uuid import UUID
 from chronik.metadata.image import TopicImage
 from chronik.node.apis.services import Services
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
+from chronik.node.forwarding.forwarding import ForwardedBatch, ForwardedRequest
 from chronik.node.replicas.partition import Appended, Waiter
 from chronik.node.serving.api import Api
 from chronik.node.serving.connection import Reply, Request

@@ -73,16 +73,13 @@ class ReplicaReports:
         self._added.set()
 
     def may_have_lost(self, partition: Partition, reason: str) -> None:
-        """Report that this replica may have lost acknowledged records."""
         self._add_urgent(report_of(partition, Loss.POSSIBLE, reason))
 
     def leader_lacks(self, partition: Partition, reason: str) -> None:
-        """Report that the leader of this replica lost records."""
         report = report_of(partition, Loss.CERTAIN, reason)
         self._add_urgent(msgspec.structs.replace(report, leader_epoch=partition.leader_epoch))
 
     def forget(self, topic_id: UUID, index: int) -> None:
-        """Drop pending reports of a replica that this node no longer hosts."""
         self._pending.pop((topic_id, index), None)
         self._urgent.pop((topic_id, index), None)
 

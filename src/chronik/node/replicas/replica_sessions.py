@@ -311,7 +311,6 @@ class ReplicaSession:
         return size_bytes
 
     def _answer_cold(self, waiting: WaitingReplicaFetch, topics: Topics, outcomes: ColdOutcomes | None) -> None:
-        """Fill the responses with the data that was not in the page cache, and answer."""
         if outcomes is None:
             return
         for read, outcome in outcomes:
