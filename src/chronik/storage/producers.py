@@ -5,7 +5,7 @@ sequence is refused. The state is a function of the log: snapshots only avoid re
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from chronik.wire.batch import BatchHeader
@@ -47,14 +47,12 @@ class ProducerState:
     batches: list[SentBatch]
 
 
+@dataclass(slots=True, eq=False)
 class ProducerStates:
     """All producers of one log, ordered by their last write, newest last. Owned by the event loop."""
 
-    __slots__ = ("_states", "expiration_ms")
-
-    def __init__(self, expiration_ms: int) -> None:
-        self.expiration_ms = expiration_ms
-        self._states: dict[int, ProducerState] = {}
+    expiration_ms: int
+    _states: dict[int, ProducerState] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._states)

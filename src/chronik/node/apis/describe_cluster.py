@@ -7,7 +7,7 @@ Versions: 1 endpoint type.
 Not supported: controller endpoints (MISMATCHED_ENDPOINT_TYPE), because this is a broker's listener.
 """
 
-from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED
+from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED, error_values
 from chronik.node.apis.services import Services
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
@@ -26,8 +26,7 @@ async def handle(node: Services, request: Request) -> Values:
         raise KafkaError(ErrorCode.unsupported_endpoint_type, f"Endpoint type {endpoint_type} is unknown.")
     image = node.metadata.image
     return {
-        "error_code": ErrorCode.none,
-        "error_message": None,
+        **error_values(None),
         "endpoint_type": BROKER_ENDPOINTS,
         "cluster_id": image.cluster_id,
         "controller_id": node.metadata.controller_id,
