@@ -17,7 +17,7 @@ Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 from chronik.metadata.image import TopicImage
@@ -53,7 +53,7 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     elif produce.transactional_id is not None:
         refused = KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
     now_ms = node.runtime.env.wall_ms()
-    pending = PendingProduce(node, request, reply, produce)
+    pending = PendingProduce(node, request, reply, produce, [], [])
     for topic in produce.topics:
         name = topic.name if topic.name is not None else _topic_name(node, topic.topic_id)
         responses: list[ProducePartitionResponse] = []
@@ -99,8 +99,8 @@ class PendingProduce:
     _request: Request
     _reply: Reply
     _produce: ProduceRequest
-    topics: list[TopicResponses] = field(default_factory=list)
-    _waiting: list[ProducePartitionResponse] = field(default_factory=list)
+    topics: list[TopicResponses]
+    _waiting: list[ProducePartitionResponse]
     _endpoints: dict[int, NodeEndpoint] | None = None
     _is_started: bool = False
     _forwarded: ForwardedRequest | None = None
