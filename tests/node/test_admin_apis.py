@@ -502,7 +502,7 @@ async def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) 
         await change(broker, TOPIC, "orders", ("cleanup.policy", SUBTRACT, "delete"))
         assert configs()["cleanup.policy"] == "compact"
         settings = broker.require_leader("orders", 0).settings
-        assert settings.is_compacted and not settings.is_deletable
+        assert settings.log_config.cleanup_compact and not settings.log_config.cleanup_delete
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from tests.node.support_async import Story, async_test
 from chronik.client.connection import Connection as PeerConnection
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
-from chronik.node.forwarding.forwarding import Forwarding
-from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
+from chronik.node.forwarding.forwarding import ForwardedBatch, ForwardedRequest, Forwarding
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.deadlines import Deadlines
 from chronik.observe.metrics import Metrics

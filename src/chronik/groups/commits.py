@@ -78,7 +78,6 @@ def delete_offsets(group: Group, partitions: Sequence[TopicPartition], token: in
 
 
 def forget_topics(group: Group, topics: Collection[str], step: Step) -> None:
-    """Remove the offsets of deleted topics."""
     changes = [(partition, None) for partition in group.offsets.partitions() if partition[0] in topics]
     _change_offsets(group, changes, None, {}, step)
 
@@ -108,7 +107,7 @@ class OffsetsWrite(Write):
 
     def finish(self, error: ErrorCode, step: Step) -> None:
         self.group.offsets.finish(self.changes, error is ErrorCode.none)
-        self._answer(ErrorCode.none if error is ErrorCode.none else offset_write_error(error), step)
+        self._answer(offset_write_error(error), step)
 
     def refuse(self, error: ErrorCode, step: Step) -> None:
         self._answer(error, step)
@@ -167,7 +166,7 @@ class DeleteWrite(Write):
         self.group.offsets.finish(self.changes, error is ErrorCode.none)
         if error is ErrorCode.none:
             self.group.state = GroupState.DEAD
-        step.reply(self.token, {"error_code": ErrorCode.none if error is ErrorCode.none else offset_write_error(error)})
+        step.reply(self.token, {"error_code": offset_write_error(error)})
 
     def refuse(self, error: ErrorCode, step: Step) -> None:
         step.reply(self.token, {"error_code": error})

@@ -19,9 +19,18 @@ from chronik.groups import commits, membership, rebalance
 from chronik.groups.commits import CommitRequest
 from chronik.groups.group import Group, GroupState
 from chronik.groups.member import JoinRequest, SyncRequest
-from chronik.groups.records import CommittedOffset, TopicPartition, group_partition
-from chronik.groups.replay import Replay
-from chronik.groups.step import Action, GroupSettings, Moment, Reply, Step, Writes
+from chronik.groups.records import (
+    CommittedOffset,
+    GroupMetadata,
+    OffsetKey,
+    TopicPartition,
+    UnreadableRecord,
+    group_partition,
+    read_group_value,
+    read_key,
+    read_offset_value,
+)
+from chronik.groups.step import Action, GroupSettings, Moment, Reply, Step, Write
 from chronik.wire.errors import ErrorCode
 
 NAME_BYTES_MAX = 16_384
@@ -47,7 +56,9 @@ class GroupCoordinator:
         self._groups: dict[str, Group] = {}
         self._loaded: dict[int, None] = {}
         self._loading: dict[int, Replay] = {}
-        self._writes = Writes()
+        self._writes: dict[int, Write] = {}
+        """The appends whose result is still pending, by token."""
+        self._write_count = 0
         self._timers: list[tuple[int, int, Group]] = []
         self._timer_count = 0
 
@@ -78,9 +89,8 @@ class GroupCoordinator:
         for group in [each for each in self._groups.values() if each.partition == partition]:
             membership.refuse_all(group, ErrorCode.not_coordinator, step)
             self._forget(group)
-        waiting = self._writes.waiting
-        for token in [each for each, write in waiting.items() if write.group.partition == partition]:
-            waiting.pop(token).refuse(ErrorCode.not_coordinator, step)
+        for token in [each for each, write in self._writes.items() if write.group.partition == partition]:
+            self._writes.pop(token).refuse(ErrorCode.not_coordinator, step)
         return step.actions
 
     def refuse_waiting(self, at: Moment) -> list[Action]:
@@ -223,7 +233,6 @@ class GroupCoordinator:
         return step.actions
 
     def committed_topics(self) -> list[str]:
-        """Every topic with a committed offset, sorted."""
         return sorted({topic for group in self._groups.values() for topic, _ in group.offsets.committed})
 
     def expire_offsets(self, at: Moment) -> list[Action]:
@@ -246,7 +255,6 @@ class GroupCoordinator:
         return {"error_code": error, "group_id": group_id, "group_state": state, "protocol_type": "", "members": []}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return every group for ListGroups."""
         return [
             {
                 "group_id": group.group_id,
@@ -258,7 +266,6 @@ class GroupCoordinator:
         ]
 
     def all_committed(self) -> Iterator[tuple[str, TopicPartition, CommittedOffset]]:
-        """Yield every committed offset of every group, for gauges."""
         for group in self._groups.values():
             for partition, committed in group.offsets.committed.items():
                 yield group.group_id, partition, committed
@@ -278,7 +285,7 @@ class GroupCoordinator:
 
     def appended(self, token: int, error: ErrorCode, at: Moment) -> list[Action]:
         """Record that an append is durable (`ErrorCode.none`) or failed. Ignored if its partition was unloaded."""
-        write = self._writes.waiting.pop(token, None)
+        write = self._writes.pop(token, None)
         if write is None:
             return []
         step = self._step(at)
@@ -299,7 +306,6 @@ class GroupCoordinator:
         return None
 
     def tick(self, at: Moment) -> list[Action]:
-        """Expire the sessions and rebalances whose deadline has passed."""
         step = self._step(at)
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= at.now_ms:
             _, _, group = heapq.heappop(self._timers)
@@ -309,7 +315,12 @@ class GroupCoordinator:
         return step.actions
 
     def _step(self, at: Moment) -> Step:
-        return Step(at, self.settings, self._writes)
+        return Step(at, self.settings, self._add_write)
+
+    def _add_write(self, write: Write) -> int:
+        self._write_count += 1
+        self._writes[self._write_count] = write
+        return self._write_count
 
     def _check_group(self, group_id: str, *, may_be_empty: bool = False, reads: bool = False) -> ErrorCode:
         """Check that this node serves the group. The empty name is legacy, for committing offsets only."""
@@ -357,3 +368,48 @@ class GroupCoordinator:
         group.scheduled_ms = None
         if self._groups.get(group.group_id) is group:
             del self._groups[group.group_id]
+
+
+class Replay:
+    """The records of a partition that loads: the latest value of every key read so far.
+
+    Values are parsed only at the end: most of them are replaced by a later value before that.
+    """
+
+    __slots__ = ("_latest", "unreadable_count")
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, bytes] = {}
+        self.unreadable_count = 0
+
+    def read(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        latest = self._latest
+        for key, value in records:
+            if key is None:
+                self.unreadable_count += 1
+                continue
+            latest.pop(key, None)
+            if value is not None:
+                latest[key] = value
+
+    def groups(self, partition: int, now_ms: int) -> Iterator[Group]:
+        """Yield the groups as of the last record, in log order."""
+        groups: dict[str, Group] = {}
+        for key, value in self._latest.items():
+            try:
+                about = read_key(key)
+                if about is None:
+                    continue
+                stored = read_offset_value(value) if isinstance(about, OffsetKey) else read_group_value(value)
+            except UnreadableRecord:
+                # No coordinator can have written it; the other groups must still load.
+                self.unreadable_count += 1
+                continue
+            group = groups.get(about.group_id)
+            if group is None:
+                group = groups[about.group_id] = Group(about.group_id, partition)
+            if isinstance(about, OffsetKey) and isinstance(stored, CommittedOffset):
+                group.offsets.committed[(about.topic, about.partition)] = stored
+            elif isinstance(stored, GroupMetadata):
+                group.restore(stored, now_ms)
+        yield from groups.values()

@@ -3,6 +3,7 @@
 A KIP-848 group will be a separate class with the same offsets.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -111,13 +112,13 @@ class Group:
     """Whether the log has a record of the group, or may have one once pending writes finish."""
     scheduled_ms: int | None = None
     """The deadline of the coordinator's timer for this group."""
-    _protocol_counts: dict[str, int] = field(default_factory=dict)
+    _protocol_counts: Counter[str] = field(default_factory=Counter)
 
     # Members
 
     def add(self, member: Member) -> None:
         self.members[member.member_id] = member
-        self._count_protocols(member.protocols, 1)
+        self._protocol_counts += Counter(dict(member.protocols).keys())
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
         if member.join_token is not None:
@@ -128,7 +129,7 @@ class Group:
     def remove(self, member: Member) -> None:
         """Remove a member whose waiting requests have been answered."""
         del self.members[member.member_id]
-        self._count_protocols(member.protocols, -1)
+        self._protocol_counts -= Counter(dict(member.protocols).keys())
         if member.instance_id is not None:
             del self.static_members[member.instance_id]
         self.pending_sync.pop(member.member_id, None)
@@ -149,17 +150,9 @@ class Group:
             self.pending_sync[member_id] = None
 
     def change_protocols(self, member: Member, protocols: Protocols) -> None:
-        self._count_protocols(member.protocols, -1)
+        self._protocol_counts -= Counter(dict(member.protocols).keys())
         member.protocols = protocols
-        self._count_protocols(protocols, 1)
-
-    def _count_protocols(self, protocols: Protocols, change: int) -> None:
-        for name in dict(protocols):
-            count = self._protocol_counts.get(name, 0) + change
-            if count:
-                self._protocol_counts[name] = count
-            else:
-                del self._protocol_counts[name]
+        self._protocol_counts += Counter(dict(protocols).keys())
 
     def set_join_token(self, member: Member, token: int | None) -> int | None:
         """Set the member's waiting JoinGroup, or None; return the token of the previous one."""
@@ -169,7 +162,6 @@ class Group:
         return before
 
     def accepts(self, member_id: str, members_max: int) -> bool:
-        """Whether the group has room for the sender of a JoinGroup."""
         if member_id in self.pending_members:
             return len(self.members) < members_max
         member = self.members.get(member_id)
@@ -192,11 +184,8 @@ class Group:
     def select_protocol(self) -> str | None:
         """Return the assignor that most members prefer among those that all members support."""
         candidates = {name for name, count in self._protocol_counts.items() if count == len(self.members)}
-        votes: dict[str, int] = {}
-        for member in self.members.values():
-            choice = member.vote(candidates)
-            if choice is not None:
-                votes[choice] = votes.get(choice, 0) + 1
+        choices = (member.vote(candidates) for member in self.members.values())
+        votes = Counter(choice for choice in choices if choice is not None)
         return max(votes, key=votes.__getitem__, default=None)
 
     def subscribed_topics(self) -> frozenset[str] | None:
@@ -247,7 +236,6 @@ class Group:
         )
 
     def next_deadline_ms(self) -> int | None:
-        """The earliest deadline in this group."""
         deadlines = [member.deadline_ms for member in self.members.values() if member.may_expire]
         deadlines += self.pending_members.values()
         if self.rebalance_deadline_ms is not None:

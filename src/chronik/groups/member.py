@@ -75,5 +75,4 @@ class Member:
         return self.is_new or (self.join_token is None and self.sync_token is None)
 
     def vote(self, candidates: set[str]) -> str | None:
-        """Return the candidate that this member prefers."""
         return next((name for name, _ in self.protocols if name in candidates), None)

@@ -55,7 +55,6 @@ def join(group: Group, request: JoinRequest, token: int, new_member_id: Callable
 
 
 def _sender(group: Group, request: JoinRequest) -> Member | None:
-    """Return the member that sent a JoinGroup, if it is known."""
     if not request.member_id and request.instance_id is not None:
         return group.members.get(group.static_members.get(request.instance_id, ""))
     return group.members.get(request.member_id)

@@ -69,7 +69,6 @@ def answer_sync(member: Member, values: dict[str, Any], step: Step) -> None:
 
 
 def prepare_if_allowed(group: Group, step: Step) -> None:
-    """Start a rebalance unless one is already being prepared."""
     if group.state is not GroupState.PREPARING_REBALANCE:
         prepare(group, step)
 
@@ -99,7 +98,6 @@ def complete_join_if_ready(group: Group, step: Step) -> None:
 
 
 def _complete_join(group: Group, step: Step) -> None:
-    """Form the next generation from the members that have joined."""
     group.initial_delay_left_ms = None
     # A static member stays until its session ends, so that a restart causes no rebalance.
     for member in [each for each in group.members.values() if each.join_token is None and each.instance_id is None]:
@@ -169,7 +167,6 @@ def assign(group: Group, assignments: dict[str, bytes], step: Step) -> None:
 
 
 def on_time(group: Group, step: Step) -> None:
-    """Handle the group's expired timers."""
     now_ms = step.at.now_ms
     for member_id in [each for each, deadline_ms in group.pending_members.items() if deadline_ms <= now_ms]:
         remove_pending(group, member_id, step)

@@ -4,8 +4,8 @@ The node passes a `Moment` with each event, carries out the `Action`s in order, 
 `GroupCoordinator.appended`, in append order for each partition.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from chronik.groups.group import Group
@@ -84,31 +84,15 @@ class Write:
         """The partition was unloaded: answer the request that waits for this write, unless a member holds its token."""
 
 
-class Writes:
-    """The appends whose result is still pending, by token."""
-
-    __slots__ = ("_token", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, Write] = {}
-        self._token = 0
-
-    def add(self, write: Write) -> int:
-        self._token += 1
-        self.waiting[self._token] = write
-        return self._token
-
-
+@dataclass(slots=True, eq=False)
 class Step:
     """The handling of one event: its time and the resulting actions, in order."""
 
-    __slots__ = ("_writes", "actions", "at", "settings")
-
-    def __init__(self, at: Moment, settings: GroupSettings, writes: Writes) -> None:
-        self.at = at
-        self.settings = settings
-        self.actions: list[Action] = []
-        self._writes = writes
+    at: Moment
+    settings: GroupSettings
+    add_write: Callable[[Write], int]
+    """Keeps a pending append, and returns its token."""
+    actions: list[Action] = field(default_factory=list)
 
     def reply(self, token: int | None, values: dict[str, Any]) -> None:
         """Answer a request; do nothing if `token` is None."""
@@ -116,37 +100,35 @@ class Step:
             self.actions.append(Reply(token, values))
 
     def append(self, records: Sequence[Record], write: Write) -> None:
-        self.actions.append(Append(write.group.partition, tuple(records), self._writes.add(write)))
+        self.actions.append(Append(write.group.partition, tuple(records), self.add_write(write)))
 
     def rebalanced(self, group: Group) -> None:
         self.actions.append(Rebalanced(group.group_id, group.generation, len(group.members)))
 
 
+_GROUP_WRITE_ERRORS: Mapping[ErrorCode, ErrorCode] = {
+    ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
+    ErrorCode.not_enough_replicas: ErrorCode.coordinator_not_available,
+    ErrorCode.not_enough_replicas_after_append: ErrorCode.coordinator_not_available,
+    ErrorCode.not_leader_or_follower: ErrorCode.not_coordinator,
+    ErrorCode.kafka_storage_error: ErrorCode.not_coordinator,
+    ErrorCode.request_timed_out: ErrorCode.rebalance_in_progress,
+    ErrorCode.message_too_large: ErrorCode.unknown_server_error,
+    ErrorCode.record_list_too_large: ErrorCode.unknown_server_error,
+}
+_OFFSET_WRITE_ERRORS: Mapping[ErrorCode, ErrorCode] = {
+    **_GROUP_WRITE_ERRORS,
+    ErrorCode.request_timed_out: ErrorCode.coordinator_not_available,
+    ErrorCode.message_too_large: ErrorCode.invalid_commit_offset_size,
+    ErrorCode.record_list_too_large: ErrorCode.invalid_commit_offset_size,
+}
+
+
 def group_write_error(error: ErrorCode) -> ErrorCode:
-    """Map a failed write of group state to a member's error, after which clients retry."""
-    match error:
-        case (
-            ErrorCode.unknown_topic_or_partition
-            | ErrorCode.not_enough_replicas
-            | ErrorCode.not_enough_replicas_after_append
-        ):
-            return ErrorCode.coordinator_not_available
-        case ErrorCode.not_leader_or_follower | ErrorCode.kafka_storage_error:
-            return ErrorCode.not_coordinator
-        case ErrorCode.request_timed_out:
-            return ErrorCode.rebalance_in_progress
-        case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
-            return ErrorCode.unknown_server_error
-        case _:
-            return error
+    """Map the outcome of a write of group state to a member's error, after which clients retry."""
+    return _GROUP_WRITE_ERRORS.get(error, error)
 
 
 def offset_write_error(error: ErrorCode) -> ErrorCode:
-    """Map a failed write of offsets to the committing client's error."""
-    match error:
-        case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
-            return ErrorCode.invalid_commit_offset_size
-        case ErrorCode.request_timed_out:
-            return ErrorCode.coordinator_not_available
-        case _:
-            return group_write_error(error)
+    """Map the outcome of a write of offsets to the committing client's error."""
+    return _OFFSET_WRITE_ERRORS.get(error, error)

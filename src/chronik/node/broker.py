@@ -11,7 +11,8 @@ from uuid import UUID
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
-from chronik.node.api_table import ApiServices, make_handlers
+from chronik.node.api_table import make_handlers
+from chronik.node.apis.services import Services
 from chronik.node.config import ConfigError
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.disk_watch import DiskWatch
@@ -138,7 +139,7 @@ class Broker:
         self._trace_topic = TraceTopic(runtime, self.metadata, member.peers, self.host, self.topics)
         self._envelopes = Envelopes(runtime, self.metadata, member.client, self.host.applied)
         self.handlers = make_handlers(
-            ApiServices(
+            Services(
                 runtime=runtime,
                 metadata=self.metadata,
                 controller=member.controller,
@@ -245,7 +246,6 @@ class Broker:
             await self._closers.pop()()
 
     async def failed(self) -> Exception:
-        """Wait for an error that the node cannot continue from, and return it."""
         await self._failed.wait()
         assert self.failure is not None
         return self.failure

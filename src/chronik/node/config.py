@@ -142,11 +142,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
 
     def advertised_http(self, bound_port: int | None = None) -> Endpoint:
-        """Return the address of this node's HTTP server, for tools and web pages."""
         return self._advertised(self.advertise.http, self.http_endpoint, bound_port)
 
     def advertised_internal(self, bound_port: int | None = None) -> Endpoint:
-        """Return the address for other nodes."""
         return self._advertised(self.advertise.internal, self.internal_endpoint, bound_port)
 
     def _advertised(self, text: str | None, listened: Endpoint, bound_port: int | None) -> Endpoint:
@@ -161,7 +159,6 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return LogLevels.from_names(self.log_levels)
 
     def warnings(self) -> list[str]:
-        """Return warnings about settings that are allowed but risky."""
         exposed = "is reachable from other machines without TLS"
         return [
             f"listen.{name} = {endpoint} {exposed}{detail}"
@@ -341,28 +338,18 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def _peers(text: str) -> list[dict[str, Any]]:
-    peers = []
-    for part in text.split(","):
-        peer, equals, internal = part.partition("=")
-        if not equals:
-            raise ConfigError(f"{part!r} is not ID=HOST:PORT")
-        peers.append({"id": peer.strip(), "internal": internal.strip()})
-    return peers
-
-
-def _topic_defaults(text: str) -> dict[str, str]:
+def _pairs(text: str, form: str) -> list[tuple[str, str]]:
     pairs = [part.partition("=") for part in text.split(",")]
     for name, equals, _ in pairs:
         if not equals:
-            raise ConfigError(f"{name!r} is not NAME=VALUE")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+            raise ConfigError(f"{name!r} is not {form}")
+    return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
 _TABLES: Mapping[str, Callable[[str], Any]] = {
-    "peers": _peers,
+    "peers": lambda text: [{"id": peer, "internal": internal} for peer, internal in _pairs(text, "ID=HOST:PORT")],
     "log_levels": lambda text: parse_levels(text.split(",")),
-    "topic_defaults": _topic_defaults,
+    "topic_defaults": lambda text: dict(_pairs(text, "NAME=VALUE")),
 }
 
 

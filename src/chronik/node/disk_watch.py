@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from chronik.observe.logging import Logger
@@ -19,20 +20,18 @@ CHECKS = 10
 """A write is checked this often before it is late. Time in which the loop itself did not run counts as one check."""
 
 
+@dataclass(slots=True, eq=False)
 class DiskWrite:
     """One write, or several in one thread. That thread calls `advance` after each; only the loop uses the rest."""
 
-    __slots__ = ("_advances", "_seen", "_watch", "checks", "is_late", "is_vital", "on_late")
-
-    def __init__(self, watch: DiskWatch, on_late: Callable[[], None], is_vital: bool) -> None:
-        self._watch = watch
-        self._advances = 0
-        self._seen = 0
-        self.on_late = on_late
-        self.is_vital = is_vital
-        self.checks = 0
-        """Checks since the write last made progress."""
-        self.is_late = False
+    _watch: DiskWatch
+    on_late: Callable[[], None]
+    is_vital: bool
+    checks: int = 0
+    """Checks since the write last made progress."""
+    is_late: bool = False
+    _advances: int = 0
+    _seen: int = 0
 
     def advance(self) -> None:
         """Record that one of several writes is done; the next one gets the full time."""

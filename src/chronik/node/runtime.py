@@ -29,7 +29,6 @@ class Runtime:
 
     @classmethod
     def make(cls, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger) -> Runtime:
-        """Create a runtime on the running loop."""
         traces = TraceRing(config.node_id, config.trace_ring_events, env.wall_ms, metrics)
         return cls(asyncio.get_running_loop(), env, config, metrics, traces, log)
 
@@ -38,5 +37,4 @@ class Runtime:
         return self.config.node_id
 
     async def run_blocking(self, call: Callable[[], T]) -> T:
-        """Run a blocking call in a thread."""
         return await self.loop.run_in_executor(self.env.executor, call)

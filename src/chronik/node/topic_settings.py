@@ -58,14 +58,10 @@ class TopicSettings:
     log_config: LogConfig
     max_message_bytes: int
     min_insync_replicas: int
-    log_append_time: bool
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
     broker_codec: int | None
     """The codec of stored batches; None keeps the producer's."""
-    is_compacted: bool
-    is_deletable: bool
-    """Whether retention and DeleteRecords may delete old records."""
     visible_when_appended: bool
     is_traced: bool
 
@@ -83,8 +79,6 @@ def check_topic_defaults(config: NodeConfig) -> None:
 
 
 def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
-    """Return the settings of a topic under the node's defaults."""
-
     def value(name: str, kind: type[T]) -> T:
         definition = TOPIC_CONFIGS[name]
         default = _default_of(definition, topic)
@@ -98,7 +92,6 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
         return parsed
 
     policies = value("cleanup.policy", tuple)
-    append_time = value("message.timestamp.type", str) == "LogAppendTime"
     max_message_bytes = value("max.message.bytes", int)
     return TopicSettings(
         log_config=LogConfig(
@@ -113,17 +106,14 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
             delete_retention_ms=value("delete.retention.ms", int),
             min_compaction_lag_ms=value("min.compaction.lag.ms", int),
             min_cleanable_ratio=value("min.cleanable.dirty.ratio", float),
-            log_append_time=append_time,
+            log_append_time=value("message.timestamp.type", str) == "LogAppendTime",
             producer_expiration_ms=defaults.producer_expiration_ms,
         ),
         max_message_bytes=max_message_bytes,
         min_insync_replicas=value(MIN_INSYNC_REPLICAS, int),
-        log_append_time=append_time,
         timestamp_before_max_ms=value("message.timestamp.before.max.ms", int),
         timestamp_after_max_ms=value("message.timestamp.after.max.ms", int),
         broker_codec=CODECS[value("compression.type", str)],
-        is_compacted="compact" in policies,
-        is_deletable="delete" in policies,
         visible_when_appended=value("visibility", str) == "appended" and not topic.is_internal,
         is_traced=value(TRACE, bool),
     )
@@ -188,7 +178,6 @@ def dynamic_values(name: str, node_id: int, image: ClusterImage) -> list[Sourced
 
 
 def as_text(value: object) -> str:
-    """Convert a value of the configuration file to the text of a config."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

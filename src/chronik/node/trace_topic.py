@@ -8,6 +8,7 @@ flight at a time, few are sent per second, and events that cannot be delivered i
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from chronik.client.errors import ClientError
 from chronik.metadata.image import TRACES_TOPIC
@@ -46,21 +47,21 @@ ACKS_LEADER = 1
 PURPOSE = "traces"
 
 
+@dataclass(eq=False)
 class TraceTopic:
     """Owned by the loop. Invariant: at most EVENTS_AT_ONCE_MAX events are in flight."""
 
-    def __init__(
-        self, runtime: Runtime, metadata: MetadataLog, peers: Peers, host: PartitionHost, topics: Topics
-    ) -> None:
-        self._runtime = runtime
-        self._metadata = metadata
-        self._peers = peers
-        self._host = host
-        self._topics = topics
-        self._ring = runtime.traces
-        self._log = runtime.log.bind(component="traces")
-        self._task: asyncio.Task[None] | None = None
-        self._is_failing = False
+    _runtime: Runtime
+    _metadata: MetadataLog
+    _peers: Peers
+    _host: PartitionHost
+    _topics: Topics
+    _task: asyncio.Task[None] | None = None
+    _is_failing: bool = False
+
+    def __post_init__(self) -> None:
+        self._ring = self._runtime.traces
+        self._log = self._runtime.log.bind(component="traces")
 
     def start(self) -> None:
         self._task = self._runtime.loop.create_task(self._run(), name="traces")

@@ -54,25 +54,6 @@ class PartitionLeader:
     clients know as deleted. Owned by the node's event loop; nothing here waits, reads a clock or touches a file.
     """
 
-    __slots__ = (
-        "_deleted_upto",
-        "_joining",
-        "_lag_ms_max",
-        "_min_insync_replicas",
-        "_others",
-        "_own_end",
-        "_since_ms",
-        "_waited_for",
-        "epoch_start_offset",
-        "has_enough_replicas",
-        "high_watermark",
-        "isr",
-        "leader_epoch",
-        "low_watermark",
-        "node_id",
-        "replicas",
-    )
-
     def __init__(
         self,
         node_id: int,
@@ -144,7 +125,6 @@ class PartitionLeader:
     # -- events: each returns whether the watermark rose ---------------------------------------------------------------
 
     def acknowledge_durable(self, end: int) -> bool:
-        """Note that this node's own durable end is now `end`."""
         if end > self._own_end:
             self._own_end = end
         if end <= self.high_watermark:
@@ -391,7 +371,6 @@ class PartitionLeader:
         self._update_waited_for()
 
     def _update_waited_for(self) -> None:
-        """Recompute which replicas hold back the watermark."""
         for replica in self.isr.maximal:
             self._joining.pop(replica, None)
         waited_for = (*self.isr.maximal, *self._joining)

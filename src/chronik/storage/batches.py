@@ -35,7 +35,6 @@ def is_plausible(header: BatchHeader) -> bool:
 
 
 def is_intact(batch: Buffer, header: BatchHeader) -> bool:
-    """Return whether the batch is complete and its CRC is correct."""
     return len(batch) == header.size_bytes and crc32c(memoryview(batch)[CRC_START:]) == header.crc
 
 

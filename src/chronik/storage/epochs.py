@@ -48,7 +48,6 @@ class LeaderEpochs:
         self._starts.append(start_offset)
 
     def epoch_of(self, offset: int) -> int:
-        """Return the epoch in which the record at `offset` was written."""
         at = bisect_right(self._starts, offset)
         return self._epochs[at - 1] if at else UNDEFINED
 

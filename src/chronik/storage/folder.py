@@ -88,7 +88,6 @@ class DataFolder:
     """One node's folder, locked while it is open. All methods block; run jobs in a thread."""
 
     def __init__(self, disk: Disk, path: str, lock: File, meta: FolderMeta) -> None:
-        """Read the folder as the last node left it."""
         self.disk = disk
         self.path = path
         self.meta = meta
@@ -209,7 +208,6 @@ class DataFolder:
         return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that have a log here."""
         names = [name.rpartition("-") for name in self.disk.listdir(f"{self.path}/{LOGS_NAME}")]
         return [(topic, int(partition)) for topic, _, partition in names if topic and partition.isdigit()]
 
@@ -268,7 +266,6 @@ class DataFolder:
         self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
 
     def set_aside_log(self, topic: str, partition: int, now_ms: int) -> str:
-        """Move a log without metadata out of the way; return its new path."""
         path = self.log_path(topic, partition)
         return set_aside(self.disk, self.path, [path], f"{topic}-{partition}", now_ms)
 
@@ -298,12 +295,14 @@ class DataFolder:
 
     def recovery_points_job(self, points: Mapping[TopicPartition, RecoveryPoint]) -> Callable[[], None]:
         """Return a job that writes each log's synced end. Run one at a time, in a thread."""
-        data = _encode_points(points)
+        lines = (f"{topic} {index} {point.topic_id} {point.offset}" for (topic, index), point in points.items())
+        data = encode_lines(POINTS_VERSION, sorted(lines))
         return lambda: write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", data)
 
     def high_watermarks_job(self, watermarks: Mapping[TopicIdPartition, int]) -> Callable[[], None]:
         """Return a job that writes each log's high watermark. Run one at a time, in a thread."""
-        data = _encode_watermarks(watermarks)
+        lines = (f"{topic_id} {index} {offset}" for (topic_id, index), offset in watermarks.items())
+        data = encode_lines(POINTS_VERSION, sorted(lines))
         return lambda: write_file_atomic(self.disk, f"{self.path}/{WATERMARKS_NAME}", data)
 
     def remove_log(self, topic: str, partition: int) -> Callable[[], None]:
@@ -393,11 +392,6 @@ def _decode_boot(data: bytes) -> BootRecord | None:
         return None
 
 
-def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:
-    lines = (f"{topic} {partition} {point.topic_id} {point.offset}" for (topic, partition), point in points.items())
-    return encode_lines(POINTS_VERSION, sorted(lines))
-
-
 def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
     """Empty if the file is missing or damaged: a log with records that is not listed is not proven complete."""
     try:
@@ -407,11 +401,6 @@ def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
         }
     except ValueError:
         return {}
-
-
-def _encode_watermarks(watermarks: Mapping[TopicIdPartition, int]) -> bytes:
-    lines = (f"{topic_id} {partition} {offset}" for (topic_id, partition), offset in watermarks.items())
-    return encode_lines(POINTS_VERSION, sorted(lines))
 
 
 def _decode_watermarks(data: bytes) -> dict[TopicIdPartition, int]:

@@ -16,6 +16,7 @@ time but never gives a wrong result. The newest entries are kept in memory and w
 
 from bisect import bisect_right
 from contextlib import closing
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -66,23 +67,20 @@ class IndexView(NamedTuple):
             return first, second
 
     def last(self) -> Entry | None:
-        """Return the newest entry."""
         return self.floor(0, 1 << 63)
 
 
+@dataclass(slots=True, eq=False)
 class SparseIndex:
     """One index file and its newest entries. Owned by the event loop; threads get a `view`."""
 
-    __slots__ = ("_count", "_disk", "_layout", "_unwritten", "last_appended", "path")
-
-    def __init__(self, disk: Disk, path: str, layout: Struct) -> None:
-        self.path = path
-        self._disk = disk
-        self._layout = layout
-        self._count: int | None = None
-        self._unwritten = bytearray()
-        self.last_appended: int | None = None
-        """The first column of the last appended entry, as far as this process knows."""
+    _disk: Disk
+    path: str
+    _layout: Struct
+    _count: int | None = None
+    _unwritten: bytearray = field(default_factory=bytearray)
+    last_appended: int | None = None
+    """The first column of the last appended entry, as far as this process knows."""
 
     @property
     def written_count(self) -> int:

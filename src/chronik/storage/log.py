@@ -204,7 +204,6 @@ class Log:
         self.log_end_offset = end_offset
 
     def _is_due(self, segment: LogSegment, now_ms: int) -> bool:
-        """Return whether the segment is old enough to be closed."""
         begun_ms = segment.first_append_ms
         return begun_ms is not None and segment.size_bytes > 0 and now_ms - begun_ms >= self.config.segment_ms
 
@@ -592,7 +591,6 @@ class Log:
     # -- damage --------------------------------------------------------------------------------------------------------
 
     def closed_segments(self) -> list[int]:
-        """Return the base offsets of all segments except the active one."""
         return [segment.base_offset for segment in self._segments.all[:-1]]
 
     def closed_bytes(self) -> int:

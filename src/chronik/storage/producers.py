@@ -5,7 +5,7 @@ sequence is refused. The state is a function of the log: snapshots only avoid re
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from chronik.wire.batch import BatchHeader
@@ -47,14 +47,12 @@ class ProducerState:
     batches: list[SentBatch]
 
 
+@dataclass(slots=True, eq=False)
 class ProducerStates:
     """All producers of one log, ordered by their last write, newest last. Owned by the event loop."""
 
-    __slots__ = ("_states", "expiration_ms")
-
-    def __init__(self, expiration_ms: int) -> None:
-        self.expiration_ms = expiration_ms
-        self._states: dict[int, ProducerState] = {}
+    expiration_ms: int
+    _states: dict[int, ProducerState] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -120,7 +118,6 @@ class ProducerStates:
         return batches
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int, log_append_time_ms: int = -1) -> None:
-        """Record that the batch is in the log at `base_offset`."""
         sent = SentBatch(
             header.base_sequence,
             header.last_sequence,
@@ -141,7 +138,6 @@ class ProducerStates:
         self._states[header.producer_id] = state
 
     def restore(self, producer_id: int, state: ProducerState) -> None:
-        """Restore a producer from a snapshot."""
         self._states[producer_id] = state
 
     def expire(self, now_ms: int) -> int:

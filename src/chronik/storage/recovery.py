@@ -85,34 +85,20 @@ class RecoveryReport:
         )
 
 
-@dataclass(slots=True)
-class LoadedLog:
-    """A log as loaded from disk; the last segment is the active one."""
-
-    segments: list[LogSegment]
-    log_start_offset: int
-    log_end_offset: int
-    cleaned_upto: int
-    epochs: LeaderEpochs
-    producers: ProducerStates
-    snapshots: list[int]
-    last_batch_crc: int
-    is_broken: bool
-    report: RecoveryReport
-
-
 def load_log(
     disk: Disk, folder: str, config: LogConfig, now_ms: int, recovery_point: int | None, clean: bool
-) -> LoadedLog:
+) -> "LoadedLog":
     """Open the folder and create it if it is missing. Blocks."""
     disk.mkdir(folder)
     durable_upto = max(recovery_point or 0, read_synced_end(disk, folder))
-    return _Recovery(disk, folder, config, now_ms, durable_upto, clean).load()
+    loaded = LoadedLog(disk, folder, config, now_ms, durable_upto, clean)
+    loaded.load()
+    return loaded
 
 
 @dataclass(slots=True, eq=False)
-class _Recovery:
-    """One run of `load_log`."""
+class LoadedLog:
+    """A log as loaded from disk by `load`; the last segment is the active one."""
 
     disk: Disk
     folder: str
@@ -120,19 +106,24 @@ class _Recovery:
     now_ms: int
     recovery_point: int
     clean: bool
-    report: RecoveryReport = field(init=False)
+    segments: list[LogSegment] = field(default_factory=list)
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    cleaned_upto: int = 0
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     producers: ProducerStates = field(init=False)
+    snapshots: list[int] = field(default_factory=list)
     last_batch_crc: int = 0
-    cleaned_upto: int = 0
+    is_broken: bool = False
+    report: RecoveryReport = field(init=False)
     gap: tuple[int, int] | None = None
     """The last gap in the scanned segment: the position before it, and the offset expected there."""
 
-    def load(self) -> LoadedLog:
+    def load(self) -> None:
         self.report = RecoveryReport(self.folder, self.clean, self.recovery_point)
         self.report.finished_swaps = finish_swaps(self.disk, self.folder)
         names = self.disk.listdir(self.folder)
-        segments = [
+        segments = self.segments = [
             LogSegment(self.disk, self.folder, base_offset, self.disk.size(segment_path(self.folder, base_offset)))
             for base_offset in _offsets_in(names, ".log")
         ]
@@ -165,22 +156,11 @@ class _Recovery:
         self.epochs.truncate_to(end_offset)
         self.epochs.start_at(log_start)
         self.producers.expire(self.now_ms)
-        kept = [offset for offset in snapshots if offset <= end_offset]
         for offset in snapshots:
             if offset > end_offset and not is_broken:
                 self.disk.remove(segment_path(self.folder, offset, ".snapshot"))
-        return LoadedLog(
-            segments,
-            log_start,
-            end_offset,
-            self.cleaned_upto,
-            self.epochs,
-            self.producers,
-            kept,
-            self.last_batch_crc,
-            is_broken,
-            self.report,
-        )
+        self.snapshots = [offset for offset in snapshots if offset <= end_offset]
+        self.log_start_offset, self.log_end_offset, self.is_broken = log_start, end_offset, is_broken
 
     def _remove_orphans(self, names: list[str], segments: list[LogSegment]) -> None:
         bases = {segment.base_offset for segment in segments}
@@ -427,7 +407,6 @@ class _Recovery:
         remove_files(self.disk, segment.paths())
 
     def _start_over(self, segments: list[LogSegment], offset: int) -> None:
-        """Restart the log, empty, at `offset`."""
         fresh = LogSegment.create(self.disk, self.folder, offset)
         self.disk.sync_dir(self.folder)
         for segment in segments:
@@ -464,7 +443,6 @@ class _Recovery:
 
 
 def _offsets_in(names: Iterable[str], suffix: str) -> list[int]:
-    """Return the offsets that the files with this suffix are named after."""
     stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
     return [int(stem) for stem in stems if stem.isdigit()]
 

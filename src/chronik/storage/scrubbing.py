@@ -10,6 +10,7 @@ Damage in an index loses no record: the index is rebuilt. Any other damage means
 """
 
 import errno
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
 
@@ -116,18 +117,16 @@ class SegmentScrub:
         self.is_done = True
 
 
+@dataclass(slots=True, eq=False)
 class _Entries:
     """An index's entries, compared with the batches in order.
 
     In both indexes, the second column identifies the batch of an entry: by its position, or by its last offset.
     """
 
-    __slots__ = ("_entries", "_is_wrong", "_layout")
-
-    def __init__(self, layout: Struct) -> None:
-        self._is_wrong = False
-        self._layout = layout
-        self._entries: list[Entry] = []
+    _layout: Struct
+    _is_wrong: bool = False
+    _entries: list[Entry] = field(default_factory=list)
 
     def load(self, disk: Disk, path: str) -> None:
         data = read_file(disk, path)

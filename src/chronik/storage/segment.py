@@ -21,6 +21,7 @@ def segment_path(folder: str, base_offset: int, suffix: str = ".log") -> str:
     return f"{folder}/{base_offset:020d}{suffix}"
 
 
+@dataclass(slots=True, eq=False)
 class SharedFile:
     """An open file with a reference count: the last user closes it.
 
@@ -28,12 +29,9 @@ class SharedFile:
     Closing at once could leave that thread with a descriptor that another file reuses.
     """
 
-    __slots__ = ("_lock", "_users", "file")
-
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self._users = 1
-        self._lock = Lock()
+    file: File
+    _users: int = 1
+    _lock: Lock = field(default_factory=Lock)
 
     def acquire(self) -> "SharedFile":
         """Add a reference. The caller must know that another reference is still held."""
@@ -85,7 +83,6 @@ class SegmentView(NamedTuple):
         return entry[1] if entry is not None and self.is_correct(entry[0], entry[1]) else 0
 
     def is_correct(self, relative_offset: int, position: int) -> bool:
-        """Return whether an entry of the offset index is correct."""
         header = header_at(self.shared.file, position, self.size_bytes) if position >= 0 else None
         return header is not None and header.last_offset == self.base_offset + relative_offset
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from chronik.wire.errors import ErrorCode, MalformedRequest
-from chronik.wire.primitives import ELEMENTS_MAX, uvarint
+from chronik.wire.primitives import ELEMENTS_MAX, read_uvarint, uvarint
 from chronik.wire.schema import MISSING, Direction, Field, Structure, has_field, load
 
 Read = Callable[[bytes, int, list[int]], tuple[Any, int]]
@@ -189,13 +189,13 @@ def _tags_step(
     def step(body: bytes, at: int, elements: list[int], message: Any) -> int:
         for slot, default in defaults:
             slot(message, default)
-        count, at = _uvarint(body, at)
+        count, at = read_uvarint(body, at)
         if count == 0:
             return at
         _allow(count, 2, len(body) - at, elements)
         for _ in range(count):
-            tag, at = _uvarint(body, at)
-            size_bytes, at = _uvarint(body, at)
+            tag, at = read_uvarint(body, at)
+            size_bytes, at = read_uvarint(body, at)
             end = at + size_bytes
             if end > len(body):
                 raise MalformedRequest(f"tagged field of {size_bytes} bytes, {len(body) - at} left")
@@ -253,7 +253,7 @@ def _bytes_read(kind: str, flexible: bool, is_nullable: bool) -> Read:
 
     def read(body: bytes, at: int, elements: list[int]) -> tuple[Any, int]:
         if flexible:
-            length, at = _uvarint(body, at)
+            length, at = read_uvarint(body, at)
             length -= 1
         else:
             (length,) = layout.unpack_from(body, at)
@@ -271,21 +271,6 @@ def _bytes_read(kind: str, flexible: bool, is_nullable: bool) -> Read:
     return read
 
 
-def _uvarint(body: bytes, at: int) -> tuple[int, int]:
-    value = body[at]
-    at += 1
-    if value < 0x80:
-        return value, at
-    value &= 0x7F
-    for shift in (7, 14, 21, 28):
-        byte = body[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise MalformedRequest("varint longer than five bytes")
-
-
 def _allow(count: int, element_bytes_min: int, left_bytes: int, elements: list[int]) -> None:
     """Deduct `count` from the element budget; before allocating, refuse what the remaining bytes cannot hold."""
     elements[0] -= count
@@ -298,7 +283,7 @@ def _count(
 ) -> tuple[int, int]:
     """Read the count of an array (-1 for null), and deduct it from the element budget."""
     if flexible:
-        count, at = _uvarint(body, at)
+        count, at = read_uvarint(body, at)
         count -= 1
     else:
         (count,) = _INT32.unpack_from(body, at)
@@ -402,33 +387,22 @@ def _encode(key: int, version: int, direction: Direction, values: Mapping[str, A
 
 @cache
 def _message_put(key: int, version: int, direction: Direction) -> Put:
-    structure = load(key, version, direction)
-    return _structure_put(structure, _UnknownNames(key, direction, ()))
+    return _structure_put(load(key, version, direction), key, direction, ())
 
 
-class _UnknownNames:
-    """Distinguishes names of other versions from names that no version has, for one structure of an API."""
-
-    def __init__(self, key: int, direction: Direction, path: tuple[str, ...]) -> None:
-        self._key = key
-        self._direction = direction
-        self._path = path
-
-    def below(self, name: str) -> "_UnknownNames":
-        return _UnknownNames(self._key, self._direction, (*self._path, name))
-
-    def check(self, values: Mapping[str, Any]) -> None:
-        for name in values:
-            if not has_field(self._key, self._direction, self._path, name):
-                place = ".".join((f"API {self._key} {self._direction}", *self._path))
-                raise KeyError(f"{place} has no field {name!r} in any version")
+def _check_names(values: Mapping[str, Any], key: int, direction: Direction, path: tuple[str, ...]) -> None:
+    """Distinguish names of other versions from names that no version has, for one structure of an API."""
+    for name in values:
+        if not has_field(key, direction, path, name):
+            place = ".".join((f"API {key} {direction}", *path))
+            raise KeyError(f"{place} has no field {name!r} in any version")
 
 
-def _structure_put(structure: Structure, unknown: _UnknownNames) -> Put:
+def _structure_put(structure: Structure, key: int, direction: Direction, path: tuple[str, ...]) -> Put:
     plain: list[tuple[str, Put, bytes]] = []
     tagged: list[tuple[str, Put, bytes, bytes]] = []
     for field in structure.fields:
-        put = _field_put(field, structure.flexible, unknown)
+        put = _field_put(field, structure.flexible, key, direction, path)
         default = bytearray()
         put(default, _default(field))
         if field.tag is None:
@@ -456,7 +430,7 @@ def _structure_put(structure: Structure, unknown: _UnknownNames) -> Put:
             e.add_note(f"while writing {structure.entity.__name__}.{name} = {values.get(name)!r}")
             raise
         if known != len(values):
-            unknown.check(values)
+            _check_names(values, key, direction, path)
 
     return put_structure
 
@@ -497,9 +471,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _field_put(field: Field, flexible: bool, unknown: _UnknownNames) -> Put:
+def _field_put(field: Field, flexible: bool, key: int, direction: Direction, path: tuple[str, ...]) -> Put:
     if field.nested:
-        one = _structure_put(field.nested, unknown.below(field.name))
+        one = _structure_put(field.nested, key, direction, (*path, field.name))
     elif field.kind == "uuid":
         one = _put_uuid
     elif field.kind in _TIMES:

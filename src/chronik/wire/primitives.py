@@ -46,7 +46,7 @@ _INT32: Final = Struct(">i")
 _ONE_BYTE: Final = tuple(bytes((n,)) for n in range(0x80))
 
 
-def read_uvarint(buffer: memoryview, at: int) -> tuple[int, int]:
+def read_uvarint(buffer: bytes | memoryview, at: int) -> tuple[int, int]:
     byte = buffer[at]
     if byte < 0x80:
         return byte, at + 1

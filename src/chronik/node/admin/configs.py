@@ -46,7 +46,6 @@ COMPONENTS = ("groups", "metadata", "node", "storage")
 
 
 def topic_entries(topic: TopicImage, config: NodeConfig, image: ClusterImage) -> list[Values]:
-    """Return all configs of a topic."""
     return [
         _entry(definition, topic_values(definition, topic, config, image), is_read_only=False)
         for definition in TOPIC_CONFIGS.values()

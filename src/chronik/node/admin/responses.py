@@ -1,6 +1,7 @@
 """What the responses of many APIs share: an outcome for each entry of the request, and authorized operations."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,7 +21,6 @@ H = TypeVar("H", bound=Hashable)
 
 
 def error_values(error: KafkaError | None) -> Values:
-    """Return the fields for an entry's error, or for none."""
     if error is None:
         return {"error_code": ErrorCode.none, "error_message": None}
     return {"error_code": error.code, "error_message": error.message or None}
@@ -33,10 +33,7 @@ def refuse_entries(field: str, entries: Callable[[Request], Iterable[Values]]) -
 
 def duplicates(items: Iterable[H]) -> list[H]:
     """Return the items that occur more than once, each once, in the order of first occurrence."""
-    counts: dict[H, int] = {}
-    for item in items:
-        counts[item] = counts.get(item, 0) + 1
-    return [item for item, count in counts.items() if count > 1]
+    return [item for item, count in Counter(items).items() if count > 1]
 
 
 async def within(

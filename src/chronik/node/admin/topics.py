@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -12,14 +13,14 @@ from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Topics:
     """Any node may request a topic; the controller creates it. Owned by the loop."""
 
-    def __init__(self, metadata: MetadataLog, client: ControllerClient, applied: Callable[[], Awaitable[None]]) -> None:
-        """`applied` returns when the partitions hosted here match the current image."""
-        self._metadata = metadata
-        self._client = client
-        self._applied = applied
+    _metadata: MetadataLog
+    _client: ControllerClient
+    _applied: Callable[[], Awaitable[None]]
+    """Returns when the partitions hosted here match the current image."""
 
     async def create(self, topic: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
         """Create a topic and wait until the live brokers serve it. A plain name uses the node's defaults.

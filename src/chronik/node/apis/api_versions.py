@@ -30,7 +30,6 @@ async def handle(apis: Iterable[Api], request: Request) -> Values:
 
 
 def unsupported_version_body() -> bytes:
-    """Return the v0 body with the supported version range of ApiVersions itself."""
     return _UNSUPPORTED.pack(ErrorCode.unsupported_version, 1, ApiKey.API_VERSIONS, *API.versions)
 
 

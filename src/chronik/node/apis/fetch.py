@@ -20,25 +20,21 @@ Not supported: records above the watermark for consumers, except with `visibilit
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from chronik.metadata.image import ClusterImage
-from chronik.node.apis.fetch_trace import FetchTrace
-from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.apis.services import Services
 from chronik.node.replicas.partition import ColdOutcomes, ColdRead, Partition, is_damage, run_cold_reads
-from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Handler
+from chronik.node.serving.api import Api
 from chronik.node.serving.connection import Buffer, Reply, Request
 from chronik.node.serving.fetch_sessions import (
     NO_SESSION,
     FetchSession,
-    FetchSessions,
     PartitionKey,
 )
-from chronik.node.serving.server import Server
+from chronik.observe.traces import PartitionTrace, TraceRing, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
@@ -53,17 +49,6 @@ FOLLOWER_READS_FROM_VERSION = 11
 NODE_ENDPOINTS_FROM_VERSION = 16
 OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 WAIT_MS_MAX = 5 * 60 * 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The parts of the node that this API uses."""
-
-    runtime: Runtime
-    metadata: MetadataLog
-    host: PartitionHost
-    server: Server
-    fetch_sessions: FetchSessions
 
 
 def handle(node: Services, request: Request, reply: Reply) -> None:
@@ -84,59 +69,39 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     PendingFetch(node, request, reply, fetch, session, incremental).start()
 
 
+@dataclass(slots=True, eq=False)
 class PendingFetch:
     """A fetch until it is answered: reads the available data, and waits for more if that is not enough.
 
     Owned by the loop. Answered once: with data, at its deadline, or never if its connection closes first.
     """
 
-    __slots__ = (
-        "_arrived_bytes",
-        "_entries",
-        "_fetch",
-        "_incremental",
-        "_is_full",
-        "_is_over",
-        "_is_settling",
-        "_min_bytes",
-        "_node",
-        "_reading",
-        "_reply",
-        "_request",
-        "_session",
-        "_timer",
-        "_trace",
-        "_waiting_on",
-    )
+    _node: Services
+    _request: Request
+    _reply: Reply
+    _fetch: FetchRequest
+    _session: FetchSession | None
+    _incremental: bool
+    _entries: list[tuple[PartitionKey, FetchPartition]] = field(init=False)
+    _min_bytes: int = field(init=False)
+    _waiting_on: list[Partition] = field(default_factory=list)
+    _timer: asyncio.TimerHandle | None = None
+    _arrived_bytes: int = 0
+    _reading: bool = False
+    _is_over: bool = False
+    _is_full: bool = False
+    """The response cannot grow by waiting: the limits are reached, or the consumer should read elsewhere."""
+    _is_settling: bool = False
+    """A partition's new leader may have the data in a moment."""
+    _trace: FetchTrace | None = None
 
-    def __init__(
-        self,
-        node: Services,
-        request: Request,
-        reply: Reply,
-        fetch: FetchRequest,
-        session: FetchSession | None,
-        incremental: bool,
-    ) -> None:
-        self._node = node
-        self._request = request
-        self._reply = reply
-        self._fetch = fetch
-        self._session = session
-        self._incremental = incremental
+    def __post_init__(self) -> None:
+        fetch, node = self._fetch, self._node
         self._entries = self._requested()
         # Never wait for more bytes than the limits allow in a response.
         self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed())
-        self._waiting_on: list[Partition] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._arrived_bytes = 0
-        self._reading = False
-        self._is_over = False
-        self._is_full = False
-        """The response cannot grow by waiting: the limits are reached, or the consumer should read elsewhere."""
-        self._is_settling = False
-        """A partition's new leader may have the data in a moment."""
-        self._trace = self._traced() if node.runtime.traces.topics else None
+        if node.runtime.traces.topics:
+            self._trace = self._traced()
 
     def _traced(self) -> FetchTrace:
         node = self._node
@@ -194,7 +159,6 @@ class PendingFetch:
         self._finish()
 
     def _finish(self) -> None:
-        """Answer with the data that is available now."""
         if self._is_over or self._reading:
             return
         self._stop_waiting()
@@ -339,7 +303,6 @@ class PendingFetch:
         run_cold_reads(self._node.runtime, cold, done)
 
     def _fill(self, read: ColdRead, outcome: Buffer | Exception) -> None:
-        """Fill the response of a cold read."""
         partition, response = read.partition, read.response
         if partition.generation != read.generation or not (partition.leads or partition.follows):
             # The role changed or the lease expired: the data may be stale, or mix bytes of two logs.
@@ -413,6 +376,70 @@ class PendingFetch:
         return list(endpoints.values())
 
 
+class FetchTrace:
+    """The traces of one fetch: created only if a topic is traced, and only for the traced partitions.
+
+    Owned by the loop. `_entries` has the trace of each partition of the fetch, None if it is not traced.
+    """
+
+    __slots__ = ("_clock", "_entries", "_has_waited", "_number", "_request")
+
+    def __init__(
+        self,
+        ring: TraceRing,
+        request: Request,
+        fetch: FetchRequest,
+        wanted: Iterable[tuple[str | None, FetchPartition]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._number = ring.next_fetch()
+        self._request = request
+        self._entries = [
+            None if name not in ring.topics else (PartitionTrace(ring, name, partition.partition), partition)
+            for name, partition in wanted
+        ]
+        self._clock = clock
+        self._has_waited = False
+        for trace, partition in filter(None, self._entries):
+            trace.fetch_started(
+                self._number, request.client_id, partition.fetch_offset, fetch.max_wait_ms, fetch.min_bytes
+            )
+
+    def seen(self, at: int, high_watermark: int, log_end_offset: int) -> None:
+        entry = self._entries[at]
+        if entry is not None:
+            entry[0].watermark_seen(self._number, high_watermark, log_end_offset)
+
+    def waits(self) -> None:
+        self._has_waited = True
+        for trace, _ in filter(None, self._entries):
+            trace.no_data(self._number)
+
+    def arrived(self, trace: PartitionTrace | None, size_bytes: int) -> None:
+        if trace is not None:
+            trace.data_available(self._number, size_bytes)
+
+    def served(self, responses: list[FetchPartitionResponse]) -> None:
+        """Trace the response. If the fetch did not wait, its data became available no later than now."""
+        elapsed_s = self._clock() - self._request.started_s
+        for entry, response in zip(self._entries, responses, strict=True):
+            if entry is None:
+                continue
+            trace, wanted = entry
+            size_bytes = len(response.records)
+            if size_bytes and not self._has_waited:
+                trace.data_available(self._number, size_bytes)
+            trace.fetch_served(
+                self._number,
+                self._request.client_id,
+                wanted.fetch_offset,
+                size_bytes,
+                response.high_watermark,
+                error_name(response.error_code) if response.error_code else None,
+                elapsed_s,
+            )
+
+
 def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: int) -> int | None:
     """Return the in-sync replica in `rack` that is furthest and has `offset`; None to read from this leader (KIP-392).
 
@@ -436,7 +463,3 @@ def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: 
 
 
 API = Api(ApiKey.FETCH, (4, 18))
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, hot=partial(handle, services))

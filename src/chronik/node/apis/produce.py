@@ -18,20 +18,15 @@ Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from uuid import UUID
 
 from chronik.metadata.image import TopicImage
+from chronik.node.apis.services import Services
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.forwarding.forwarding import Forwarding
-from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
-from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.forwarding.forwarding import ForwardedBatch, ForwardedRequest
 from chronik.node.replicas.partition import Appended, Waiter
-from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Handler
+from chronik.node.serving.api import Api
 from chronik.node.serving.connection import Reply, Request
-from chronik.node.serving.deadlines import Deadlines
 from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header
@@ -49,17 +44,6 @@ ZSTD_FROM_VERSION = 7
 TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The parts of the node that this API uses."""
-
-    runtime: Runtime
-    metadata: MetadataLog
-    host: PartitionHost
-    forwarding: Forwarding
-    deadlines: Deadlines
-
-
 def handle(node: Services, request: Request, reply: Reply) -> None:
     produce = read_produce_request(request.api_version, request.frame, request.body_at)
     acks = produce.acks
@@ -69,7 +53,7 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     elif produce.transactional_id is not None:
         refused = KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
     now_ms = node.runtime.env.wall_ms()
-    pending = PendingProduce(node, request, reply, produce)
+    pending = PendingProduce(node, request, reply, produce, [], [])
     for topic in produce.topics:
         name = topic.name if topic.name is not None else _topic_name(node, topic.topic_id)
         responses: list[ProducePartitionResponse] = []
@@ -107,32 +91,20 @@ def _topic_name(node: Services, topic_id: UUID | None) -> str | None:
     return None if topic_id is None else node.metadata.image.names_by_id.get(topic_id)
 
 
+@dataclass(slots=True, eq=False)
 class PendingProduce:
     """A produce request whose batches do not all have an outcome yet. Answered once; late calls do nothing."""
 
-    __slots__ = (
-        "_endpoints",
-        "_forwarded",
-        "_is_started",
-        "_node",
-        "_produce",
-        "_reply",
-        "_request",
-        "_waiting",
-        "topics",
-    )
-
-    def __init__(self, node: Services, request: Request, reply: Reply, produce: ProduceRequest) -> None:
-        self.topics: list[TopicResponses] = []
-        self._node = node
-        self._request = request
-        self._reply = reply
-        self._produce = produce
-        self._waiting: list[ProducePartitionResponse] = []
-        self._endpoints: dict[int, NodeEndpoint] | None = None
-        self._is_started = False
-        self._forwarded: ForwardedRequest | None = None
-        """Set once a batch of this request is forwarded."""
+    _node: Services
+    _request: Request
+    _reply: Reply
+    _produce: ProduceRequest
+    topics: list[TopicResponses]
+    _waiting: list[ProducePartitionResponse]
+    _endpoints: dict[int, NodeEndpoint] | None = None
+    _is_started: bool = False
+    _forwarded: ForwardedRequest | None = None
+    """Set once a batch of this request is forwarded."""
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -335,7 +307,3 @@ class PendingProduce:
 
 
 API = Api(ApiKey.PRODUCE, (0, 13), readable_from=3)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, hot=partial(handle, services))

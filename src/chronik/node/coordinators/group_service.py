@@ -203,7 +203,6 @@ class GroupService:
         return leader
 
     def lag_gauges(self) -> Iterator[GroupLag]:
-        """Yield each group's lag in the partitions that this node hosts."""
         if not self._lease_is_valid():
             return
         for group_id, (topic, index), committed in self._coordinator.all_committed():

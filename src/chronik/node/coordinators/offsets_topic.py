@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from chronik.groups.coordinator import GroupCoordinator
@@ -18,10 +19,11 @@ from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic
-from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition import resolve
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Buffer
+from chronik.observe.logging import Logger
 from chronik.wire.batch import check_batches, decode_batch, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -48,6 +50,7 @@ APPEND_TIMEOUT_S = 5.0
 whether the batch will be committed, so the waiting requests get an error."""
 
 
+@dataclass(eq=False)
 class OffsetsTopic:
     """The offsets topic, as far as this node leads its partitions. Owned by the loop.
 
@@ -56,30 +59,23 @@ class OffsetsTopic:
     this node leads, so no other coordinator has written since.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        metadata: MetadataLog,
-        host: PartitionHost,
-        topics: Topics,
-        coordinator: GroupCoordinator,
-        now: Callable[[], Moment],
-        run: Callable[[list[Action]], None],
-    ) -> None:
-        """`now` is the groups' clock; `run` carries out the coordinator's actions."""
-        self._runtime = runtime
-        self._metadata = metadata
-        self._host = host
-        self._topics = topics
-        self._coordinator = coordinator
-        self._now = now
-        self._run = run
-        self._loop = runtime.loop
-        self._log = runtime.log.bind(component="groups")
-        self._ready: asyncio.Task[None] | None = None
-        self._loads: dict[int, asyncio.Task[None]] = {}
-        self._appenders: dict[int, Appender] = {}
-        self._is_stopped = False
+    _runtime: Runtime
+    _metadata: MetadataLog
+    _host: PartitionHost
+    _topics: Topics
+    _coordinator: GroupCoordinator
+    _now: Callable[[], Moment]
+    """The groups' clock."""
+    _run: Callable[[list[Action]], None]
+    """Carries out the coordinator's actions."""
+    _ready: asyncio.Task[None] | None = None
+    _loads: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _appenders: dict[int, Appender] = field(default_factory=dict)
+    _is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._loop = self._runtime.loop
+        self._log = self._runtime.log.bind(component="groups")
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
@@ -208,7 +204,9 @@ class OffsetsTopic:
             raise KafkaError(ErrorCode.not_leader_or_follower, f"{OFFSETS_TOPIC}-{index} is not open here")
         # Only the coordinator writes here, and only after loading: nothing is missed beyond the current end.
         end_offset = partition.log_end_offset
-        await self._committed(partition, end_offset)
+        committed: asyncio.Future[None] = self._loop.create_future()
+        partition.when_committed(end_offset, partial(resolve, committed))
+        await committed
         offset = partition.log_start_offset
         count = 0
         while offset < end_offset:
@@ -221,19 +219,6 @@ class OffsetsTopic:
             count += len(records)
         if count:
             self._log.info("groups_loaded", partition=index, records=count)
-
-    async def _committed(self, partition: Partition, end_offset: int) -> None:
-        reached: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: KafkaError | None) -> None:
-            if not reached.done():
-                if error is None:
-                    reached.set_result(None)
-                else:
-                    reached.set_exception(error)
-
-        partition.when_committed(end_offset, done)
-        await reached
 
     def _unload_all(self) -> None:
         for partition in range(self._coordinator.partition_count):
@@ -254,7 +239,7 @@ class OffsetsTopic:
         """Append to a partition after the earlier appends, and report the outcome to the coordinator."""
         appender = self._appenders.get(append.partition)
         if appender is None:
-            appender = Appender(self._runtime, self._host, append.partition, self._appended)
+            appender = Appender(self._runtime, self._host, append.partition, self._log, self._appended)
             self._appenders[append.partition] = appender
         appender.add(append)
 
@@ -262,23 +247,21 @@ class OffsetsTopic:
         self._run(self._coordinator.appended(token, error, self._now()))
 
 
+@dataclass(eq=False)
 class Appender:
     """Appends to one partition in order, one batch at a time; all waiting appends share the next batch (group commit).
 
     The number of waiting appends is bounded by the requests in flight, one for each connection.
     """
 
-    def __init__(
-        self, runtime: Runtime, host: PartitionHost, partition: int, appended: Callable[[int, ErrorCode], None]
-    ) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self._runtime = runtime
-        self._host = host
-        self._partition = partition
-        self._appended = appended
-        self._log = runtime.log.bind(component="groups")
-        self._waiting: deque[Append] = deque()
-        self._is_closed = False
+    _runtime: Runtime
+    _host: PartitionHost
+    _partition: int
+    _log: Logger
+    _appended: Callable[[int, ErrorCode], None]
+    task: asyncio.Task[None] | None = None
+    _waiting: deque[Append] = field(default_factory=deque)
+    _is_closed: bool = False
 
     def add(self, append: Append) -> None:
         self._waiting.append(append)

@@ -15,20 +15,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 from chronik.client.connection import Connection as PeerConnection
 from chronik.client.errors import ClientError
 from chronik.metadata.image import NO_LEADER, TopicImage
-from chronik.node.forwarding.lanes import ForwardedBatch, Lane
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
+from chronik.node.replicas.partition import Waiter
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.deadlines import Deadlines
+from chronik.storage.producers import is_after
 from chronik.storage.refusals import TEMPORARY_ERRORS
 from chronik.wire.api import ApiKey
+from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.produce import (
     ProducePartitionResponse,
@@ -58,6 +63,118 @@ NOT_APPENDED = frozenset(
     }
 )
 """Errors which mean that the node does not lead and has appended nothing."""
+
+BROKEN_S = 1.0
+"""For this long after a failure, batches may arrive that the producer sent before it knew of the failure."""
+
+
+class ForwardedRequest(NamedTuple):
+    """A produce request with forwarded batches. Batches for the same leader are sent together."""
+
+    connection: Connection
+    acks: int
+    timeout_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class ForwardedBatch:
+    """A forwarded batch. Invariant: once `is_over`, its request has the outcome and the batch is not sent again."""
+
+    request: ForwardedRequest
+    topic: TopicImage
+    response: ProducePartitionResponse
+    records: memoryview
+    append_here: Callable[[memoryview], None]
+    """Appends to this node's log if this node has become the leader. Calls the waiter, or raises the error that is the
+    outcome."""
+    waiter: Waiter
+    """Called once, with `response` filled or with the error."""
+    header: BatchHeader | None = None
+    leader: int = NO_LEADER
+    is_sent: bool = False
+    is_over: bool = False
+    lane: Lane = field(init=False)
+    number: int = field(init=False)
+    deadline_s: float = field(init=False)
+    _on_timeout: Callable[[ForwardedBatch], None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # A copy: the connection reuses its buffer.
+        self.records = memoryview(bytearray(self.records))
+        if len(self.records) >= HEADER_BYTES:
+            self.header = read_batch_header(self.records)
+
+    @property
+    def key(self) -> tuple[UUID, int]:
+        return self.topic.id, self.response.partition
+
+    def enter(self, lane: Lane, number: int, deadline_s: float, on_timeout: Callable[[ForwardedBatch], None]) -> None:
+        self.lane = lane
+        self.number = number
+        self.deadline_s = deadline_s
+        self._on_timeout = on_timeout
+
+    def deadline_passed(self) -> None:
+        self._on_timeout(self)
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The batches of one connection for one partition that another node leads.
+
+    Invariant: a batch that is not over is either in `open`, routed to `leader`, or in `queue`, sorted by number.
+    """
+
+    key: tuple[UUID, int]
+    leader: int = NO_LEADER
+    accepted_by: int = NO_LEADER
+    """The node that accepted the last answered batch: it leads, and will accept the following ones too."""
+    accepted: int = 0
+    """The highest number of an accepted batch. An earlier batch that was not accepted is too late."""
+    routed: int = 0
+    """The highest number of a batch that was ever routed to a leader."""
+    open: dict[ForwardedBatch, None] = field(default_factory=dict)
+    queue: deque[ForwardedBatch] = field(default_factory=deque)
+    broken: BatchHeader | None = None
+    broken_s: float = 0.0
+    is_scheduled: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.open and not self.queue
+
+    def has_later_open(self, batch: ForwardedBatch) -> bool:
+        """Whether a later batch is already in flight and may be accepted: this batch would then be out of order."""
+        # Batches are routed in number order: only a batch that was refused and requeued needs the search.
+        return batch.number < self.routed and any(other.number > batch.number for other in self.open)
+
+    def break_at(self, header: BatchHeader | None, now_s: float) -> None:
+        """Remember a failed batch, so that later ones do not overtake it. Only idempotent producers send sequences."""
+        if header is None or header.producer_id < 0:
+            return
+        if self.broken is None or not _is_after(header, self.broken):
+            self.broken = header
+            self.broken_s = now_s
+
+    def refuses(self, header: BatchHeader | None, now_s: float) -> bool:
+        """Whether the batch comes after a failed one that the producer has not retried."""
+        failed = self.broken
+        if failed is None or header is None:
+            return False
+        if now_s - self.broken_s <= BROKEN_S:
+            if header.producer_id != failed.producer_id:
+                return False
+            if _is_after(header, failed):
+                return True
+        self.broken = None
+        return False
+
+
+def _is_after(header: BatchHeader, other: BatchHeader) -> bool:
+    """Whether the batch comes after `other` of the same producer and producer epoch."""
+    if (header.producer_id, header.producer_epoch) != (other.producer_id, other.producer_epoch):
+        return False
+    return is_after(header.base_sequence, other.base_sequence)
 
 
 class Forwarding:
@@ -106,12 +223,10 @@ class Forwarding:
         return not self.is_leaving and partition.leader != NO_LEADER
 
     def _is_handing_over(self, topic: str, index: int) -> bool:
-        """Whether this node, still the leader in the image, is handing over."""
         hosted = self._host.partitions.get((topic, index))
         return hosted is not None and hosted.hands_over_to != NO_LEADER
 
     def forward(self, batch: ForwardedBatch) -> None:
-        """Forward one batch; its waiter receives the outcome."""
         acks, timeout_ms = batch.request.acks, batch.request.timeout_ms
         lane = self._lane(batch.request.connection, batch.key)
         timeout_ms = max(timeout_ms, UNANSWERED_TIMEOUT_MS) if acks == 0 else max(timeout_ms, 0)
@@ -243,7 +358,6 @@ class Forwarding:
             pipeline.send(batches)
 
     def answered(self, batch: ForwardedBatch, answer: ProducePartitionResponse) -> None:
-        """Handle the leader's response for one batch."""
         if batch.is_over:
             return
         if answer.error_code in NOT_APPENDED:
@@ -292,7 +406,6 @@ class Forwarding:
         self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, reason))
 
     def _failed(self, batch: ForwardedBatch, error: KafkaError) -> None:
-        """Fail a batch that the leader rejected."""
         if error.code in TEMPORARY_ERRORS:
             self._break(batch)
         self._finish(batch, error)
@@ -309,9 +422,8 @@ class Forwarding:
                 self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "an earlier batch failed"))
 
     def _finish(self, batch: ForwardedBatch, error: KafkaError | None) -> None:
-        waiter = batch.waiter
         self._release_batch(batch)
-        waiter(error)
+        batch.waiter(error)
 
     def _release_batch(self, batch: ForwardedBatch) -> None:
         if batch.is_over:
@@ -354,22 +466,21 @@ class Forwarding:
             self._loop.call_soon(connection.release)
 
 
+@dataclass(eq=False)
 class LeaderPipeline:
     """The connection that forwards batches to one leader, with one response per request.
 
     Invariant: batches are sent in the order in which they were passed to `send`. Owned by the loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peers: Peers, forwarding: Forwarding, leader: int) -> None:
-        self._loop = loop
-        self._peers = peers
-        self._forwarding = forwarding
-        self._leader = leader
-        self._unsent: deque[list[ForwardedBatch]] = deque()
-        self._connecting: asyncio.Task[None] | None = None
+    _loop: asyncio.AbstractEventLoop
+    _peers: Peers
+    _forwarding: Forwarding
+    _leader: int
+    _unsent: deque[list[ForwardedBatch]] = field(default_factory=deque)
+    _connecting: asyncio.Task[None] | None = None
 
     def send(self, batches: list[ForwardedBatch]) -> None:
-        """Send these batches in one request."""
         connection = self._peers.open_connection(self._leader, PURPOSE)
         if connection is not None and self._connecting is None:
             self._write(connection, batches)
@@ -412,11 +523,8 @@ class LeaderPipeline:
         answer.add_done_callback(lambda done: self._answered(sent, done))
 
     def _answered(self, sent: list[ForwardedBatch], answer: asyncio.Future[memoryview]) -> None:
-        failure: BaseException | None
-        if answer.cancelled():
-            failure = asyncio.CancelledError("the connection to the leader was closed")
-        else:
-            failure = answer.exception()
+        closed = asyncio.CancelledError("the connection to the leader was closed")
+        failure: BaseException | None = closed if answer.cancelled() else answer.exception()
         if failure is None:
             try:
                 response = read_produce_response(VERSION, answer.result())
@@ -426,11 +534,7 @@ class LeaderPipeline:
             for batch in sent:
                 self._forwarding.in_doubt(batch, str(failure))
             return
-        outcomes = {
-            (topic_id, partition.partition): partition
-            for _, topic_id, partitions in response.topics
-            for partition in partitions
-        }
+        outcomes = {(topic_id, each.partition): each for _, topic_id, answers in response.topics for each in answers}
         for batch in sent:
             outcome = outcomes.get((batch.topic.id, batch.response.partition))
             if outcome is None:

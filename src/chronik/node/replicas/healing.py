@@ -211,7 +211,6 @@ class Healing:
             replication.follow_again(partition)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float = inf) -> None:
-        """Wait until the condition holds, at most `timeout_s`."""
         deadline_s = self._loop.time() + timeout_s
         while True:
             if condition() or self._loop.time() >= deadline_s:

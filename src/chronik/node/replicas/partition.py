@@ -374,7 +374,6 @@ class Partition:
         raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {epoch} is not known here yet")
 
     def check_enough_replicas(self) -> None:
-        """Raise NOT_ENOUGH_REPLICAS before an acks=all append if the ISR is below min.insync.replicas."""
         leader = self.leader
         if leader is not None and not leader.has_enough_replicas:
             raise KafkaError(ErrorCode.not_enough_replicas, too_few(leader))
@@ -648,7 +647,6 @@ class Partition:
             self._waits.notify_watermark(self)
 
     def _check_deleted(self) -> None:
-        """Wake DeleteRecords waiters if the low watermark rose."""
         waits, leader = self._waits.deleted, self.leader
         if waits and leader is not None:
             leader.deletes(self.durable_log_start)
@@ -894,7 +892,6 @@ class Partition:
 
 
 def too_few(leader: PartitionLeader) -> str:
-    """Return the message that explains why an acks=all request fails."""
     return f"{len(leader.in_sync_replicas)} replicas are in sync, {leader.replicas_needed} are needed"
 
 
@@ -964,7 +961,7 @@ def check_producer_batch(
     """Raise KafkaError if the topic's settings do not allow the batch at `start`."""
     if header.attributes & TRANSACTIONAL:
         raise KafkaError(ErrorCode.invalid_txn_state, "transactions are not supported by this node")
-    if not settings.log_append_time and header.max_timestamp >= 0:
+    if not settings.log_config.log_append_time and header.max_timestamp >= 0:
         if header.max_timestamp > now_ms + settings.timestamp_after_max_ms:
             raise KafkaError(
                 ErrorCode.invalid_timestamp, f"timestamp {header.max_timestamp} lies too far in the future"
@@ -972,7 +969,7 @@ def check_producer_batch(
         oldest_ms = min(header.base_timestamp, header.max_timestamp)
         if 0 <= oldest_ms < now_ms - settings.timestamp_before_max_ms:
             raise KafkaError(ErrorCode.invalid_timestamp, f"timestamp {oldest_ms} lies too far in the past")
-    if settings.is_compacted:
+    if settings.log_config.cleanup_compact:
         decoded = _decoded(settings, records, start, header)
         keyless = [(at, KEY_NEEDED) for at, record in enumerate(decoded) if record.key is None]
         if keyless:

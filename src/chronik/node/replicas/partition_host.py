@@ -153,7 +153,6 @@ class PartitionHost:
         self.is_open = True
 
     async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
-        """Close every log and record the clean shutdown with this broker epoch."""
         if self._worker is not None:
             self._worker.cancel()
         self._is_following = self.is_open = False
@@ -570,7 +569,6 @@ class PartitionHost:
                 self._add_replicas(topic, (partition,))
 
     async def sync_all(self) -> None:
-        """Sync every log up to its present end."""
         for partition in self.partitions.values():
             if partition.log.synced_end_offset < partition.log_end_offset:
                 self._syncer.request(partition)
@@ -648,7 +646,6 @@ class PartitionHost:
         return partition if partition is not None and partition.topic_id == topic_id else None
 
     def hand_over(self, hand_overs: Iterable[HandOver]) -> None:
-        """Hand over leadership of partitions as the controller requests."""
         for each in hand_overs if self.is_open else ():
             partition = self.partition_by_id(each.topic_id, each.partition)
             if partition is not None:

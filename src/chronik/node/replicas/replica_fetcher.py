@@ -125,8 +125,11 @@ class Followed:
     def __post_init__(self) -> None:
         self.key = (self.partition.topic_id, self.partition.index)
 
-    def appended(self, fetched_bytes: int, now_s: float) -> None:
-        self.fetched_bytes, self.appended_s = fetched_bytes, now_s
+    def not_sent(self) -> None:
+        self.sent_in = NOT_SENT
+        if self.retry is not None:
+            self.retry.cancel()
+            self.retry = None
 
     def synced(self, now_s: float) -> None:
         """Adapt the next fetch size to the time that the last sync took."""
@@ -215,10 +218,7 @@ class ReplicaFetcher:
     def _drop(self, followed: Followed) -> None:
         self._due.pop(followed, None)
         self._set_syncing(followed, False)
-        followed.sent_in = NOT_SENT
-        if followed.retry is not None:
-            followed.retry.cancel()
-            followed.retry = None
+        followed.not_sent()
 
     def _is_current(self, followed: Followed) -> bool:
         return self._followed.get(followed.key) is followed and followed.partition.role is followed.role
@@ -227,10 +227,7 @@ class ReplicaFetcher:
 
     def _queue_position(self, followed: Followed) -> None:
         """Include the partition in the next fetch, as soon as its log is durable."""
-        followed.sent_in = NOT_SENT
-        if followed.retry is not None:
-            followed.retry.cancel()
-            followed.retry = None
+        followed.not_sent()
         position = followed.partition.fetch_position()
         self._set_syncing(followed, position is None)
         if position is not None:
@@ -250,7 +247,6 @@ class ReplicaFetcher:
     # -- session callbacks ---------------------------------------------------------------------------------------------
 
     def has_due(self) -> bool:
-        """Whether there are new positions to send."""
         return bool(self._due)
 
     def may_wait(self) -> bool:
@@ -336,7 +332,7 @@ class ReplicaFetcher:
         match followed.role.decide(answer, own):
             case Append():
                 partition.append_fetched(records, batches, self._runtime.env.wall_ms())
-                followed.appended(len(records), self._loop.time())
+                followed.fetched_bytes, followed.appended_s = len(records), self._loop.time()
                 self._queue_position(followed)
                 self._take_watermarks(followed, response)
             case NoData():
@@ -394,12 +390,8 @@ class ReplicaFetcher:
                 self._take_watermarks(followed, response)
         except Exception:
             self._log.exception("cut_failed", **partition.log_fields)
-        if not self._is_current(followed):
-            return
-        if is_done:
-            self._queue_position(followed)
-        else:
-            self._retry_later(followed, FAILED_RETRY_S)
+        if self._is_current(followed):
+            self._fetch_again(followed, is_done)
 
     async def _trim(self, followed: Followed, offset: int) -> None:
         """Delete records below the leader's log start, and report that: a DeleteRecords request may wait for it."""
@@ -412,8 +404,10 @@ class ReplicaFetcher:
         except Exception:
             self._log.exception("trim_failed", **partition.log_fields)
         followed.is_trimming = False
-        if followed.sent_in == NOT_SENT or not self._is_current(followed):
-            return
+        if followed.sent_in != NOT_SENT and self._is_current(followed):
+            self._fetch_again(followed, is_done)
+
+    def _fetch_again(self, followed: Followed, is_done: bool) -> None:
         if is_done:
             self._queue_position(followed)
         else:
@@ -449,7 +443,6 @@ class LeaderSession:
         self._watch: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Connect, unless already connected or connecting."""
         if self._connecting is None and self._connection is None and not self._is_closed:
             self._connecting = self._loop.create_task(self._reach(), name=f"follow-node-{self._leader_id}")
 

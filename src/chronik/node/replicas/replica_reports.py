@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import UUID
 
@@ -34,27 +35,23 @@ OnReported: TypeAlias = Callable[[ReplicaReport, str], None]
 """Called when the controller knows of a loss. The text says why the replica stays in sync, or is empty."""
 
 
+@dataclass(eq=False)
 class ReplicaReports:
     """Owned by the loop. Call `flush` before the node's first heartbeat, `start` after it."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        partitions: Mapping[tuple[str, int], Partition],
-        report: Report,
-        on_reported: OnReported,
-    ) -> None:
-        self._loop = runtime.loop
-        self._node_id = runtime.node_id
-        self._partitions = partitions
-        self._report = report
-        self._on_reported = on_reported
-        self._log = runtime.log.bind(component="storage")
-        self._pending: dict[tuple[UUID, int], ReplicaReport] = {}
-        self._urgent: dict[tuple[UUID, int], ReplicaReport] = {}
-        """Reports for open logs: nothing on this node waits for the outcome."""
-        self._added = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+    _runtime: Runtime
+    _partitions: Mapping[tuple[str, int], Partition]
+    _report: Report
+    _on_reported: OnReported
+    _pending: dict[tuple[UUID, int], ReplicaReport] = field(default_factory=dict)
+    _urgent: dict[tuple[UUID, int], ReplicaReport] = field(default_factory=dict)
+    """Reports for open logs: nothing on this node waits for the outcome."""
+    _added: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._loop = self._runtime.loop
+        self._log = self._runtime.log.bind(component="storage")
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._run(), name="replica-reports")
@@ -73,16 +70,13 @@ class ReplicaReports:
         self._added.set()
 
     def may_have_lost(self, partition: Partition, reason: str) -> None:
-        """Report that this replica may have lost acknowledged records."""
         self._add_urgent(report_of(partition, Loss.POSSIBLE, reason))
 
     def leader_lacks(self, partition: Partition, reason: str) -> None:
-        """Report that the leader of this replica lost records."""
         report = report_of(partition, Loss.CERTAIN, reason)
         self._add_urgent(msgspec.structs.replace(report, leader_epoch=partition.leader_epoch))
 
     def forget(self, topic_id: UUID, index: int) -> None:
-        """Drop pending reports of a replica that this node no longer hosts."""
         self._pending.pop((topic_id, index), None)
         self._urgent.pop((topic_id, index), None)
 
@@ -148,7 +142,9 @@ class ReplicaReports:
         reports = [
             report_of(partition)
             for partition in self._partitions.values()
-            if (image := partition.image) is not None and image.leader == NO_LEADER and self._node_id in image.unproven
+            if (image := partition.image) is not None
+            and image.leader == NO_LEADER
+            and self._runtime.node_id in image.unproven
         ]
         for at in range(0, len(reports), REPORTS_PER_CALL_MAX):
             await self._report(tuple(reports[at : at + REPORTS_PER_CALL_MAX]), False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -233,7 +233,7 @@ class ReplicaSession:
 
     def _answer(self, waiting: WaitingReplicaFetch) -> None:
         """Answer with all ready partitions, up to the size limit, and every changed watermark."""
-        left_bytes = min(waiting.max_bytes, self._sessions.bytes_allowed())
+        left_bytes = waiting.max_bytes
         topics: Topics = {}
         cold: list[ColdRead] = []
         has_records = False
@@ -311,7 +311,6 @@ class ReplicaSession:
         return size_bytes
 
     def _answer_cold(self, waiting: WaitingReplicaFetch, topics: Topics, outcomes: ColdOutcomes | None) -> None:
-        """Fill the responses with the data that was not in the page cache, and answer."""
         if outcomes is None:
             return
         for read, outcome in outcomes:
@@ -342,23 +341,18 @@ class ReplicaSession:
         reply.send(body)
 
 
+@dataclass(eq=False)
 class ReplicaSessions:
     """The sessions of all followers of this node, one each. Owned by the loop."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        metadata: MetadataLog,
-        replication: Replication,
-        partition_by_id: Callable[[UUID, int], Partition | None],
-    ) -> None:
-        self.runtime = runtime
-        self.log = runtime.log.bind(component="replication")
-        self.partition_by_id = partition_by_id
-        self.bytes_allowed: Callable[[], int] = lambda: RESPONSE_BYTES_MAX
-        self._metadata = metadata
-        self._replication = replication
-        self._sessions: dict[int, ReplicaSession] = {}
+    runtime: Runtime
+    _metadata: MetadataLog
+    _replication: Replication
+    partition_by_id: Callable[[UUID, int], Partition | None]
+    _sessions: dict[int, ReplicaSession] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.log = self.runtime.log.bind(component="replication")
 
     def knows(self, topic_id: UUID) -> bool:
         return topic_id in self._metadata.image.names_by_id

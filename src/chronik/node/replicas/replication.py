@@ -155,7 +155,6 @@ class Replication:
             self._led.pop(partition, None)
 
     def partition_closed(self, partition: Partition) -> None:
-        """Stop following or monitoring a partition that was closed."""
         self._led.pop(partition, None)
         known = self._followed.get(partition)
         if known is not None:

@@ -44,7 +44,6 @@ class StorageJobs:
             self.end()
 
     async def ended(self) -> None:
-        """Wait until no job runs."""
         while self._running:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

@@ -13,13 +13,11 @@ resumes without intervention.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch, DiskWrite
 from chronik.node.runtime import Runtime
-
-if TYPE_CHECKING:
-    from chronik.storage.syncing import SyncJob
+from chronik.storage.syncing import SyncJob
 
 FILES_PER_THREAD = 4
 THREADS_MAX = 4

@@ -125,8 +125,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._replies: deque[Reply] = deque()
         self._partial = b""
-        self._large: bytearray | None = None
-        self._large_view: memoryview | None = None
+        self._large: memoryview | None = None
+        """The buffer of a frame that does not fit into the scratch buffer."""
         self._large_size = 0
         self._large_have = 0
         self._out: list[Buffer] = []
@@ -160,8 +160,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._large is not None:
-            assert self._large_view is not None
-            return self._large_view[self._large_have :]
+            return self._large[self._large_have :]
         scratch = self._server.scratch
         held = len(self._partial)
         if held:
@@ -274,16 +273,15 @@ class Connection(asyncio.BufferedProtocol):
         # Allocate a frame of ordinary size at once if it has really begun to arrive and the budget has room for it.
         begun = len(have) >= SCRATCH_BYTES // 4 and self._server.has_room(LARGE_FRAME_BYTES)
         first_bytes = min(size, LARGE_FRAME_BYTES if begun else 2 * len(have) + LARGE_FRAME_STEP_BYTES)
-        self._large = bytearray(first_bytes)
-        self._large_view = memoryview(self._large)
-        self._large_view[: len(have)] = have
+        self._large = memoryview(bytearray(first_bytes))
+        self._large[: len(have)] = have
         self._large_size = size
         self._large_have = len(have)
         self._partial = b""
         self._server.hold_bytes(first_bytes)
 
     def _large_updated(self, nbytes: int) -> None:
-        assert self._large is not None and self._large_view is not None
+        assert self._large is not None
         self._large_have += nbytes
         if self._large_have == self._large_size:
             if self._may_run():
@@ -292,19 +290,17 @@ class Connection(asyncio.BufferedProtocol):
                 self.pause_or_resume_reading()
         elif self._large_have == len(self._large):
             bigger = min(self._large_size, 2 * len(self._large))
-            grown = bytearray(bigger)
+            grown = memoryview(bytearray(bigger))
             grown[: self._large_have] = self._large
             self._server.hold_bytes(bigger - len(self._large))
             self._large = grown
-            self._large_view = memoryview(grown)
             self.pause_or_resume_reading()
 
     def _run_large(self) -> None:
-        frame = self._large_view
-        assert frame is not None
+        assert self._large is not None
         self._parsing = True
         try:
-            self._server.run_request(self, frame)
+            self._server.run_request(self, self._large)
         except MalformedRequest as error:
             self._refuse(str(error))
         finally:
@@ -318,7 +314,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._large is not None:
             held_bytes = len(self._large)
             self._large = None
-            self._large_view = None
             self._server.release_bytes(self, held_bytes)
 
     def pause_or_resume_reading(self) -> None:
