@@ -14,8 +14,7 @@ from chronik.cli.pipeline_land import land
 from chronik.cli.pipeline_spark import Conf, Master, Report, one_line_errors, spark_job
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Spark jobs over topics: land them in tables, audit them, and explain stalls.",
+    no_args_is_help=True, help="Spark jobs over topics: land them in tables, audit them, and explain stalls."
 )
 app.command("land")(land)
 app.command("audit")(audit)

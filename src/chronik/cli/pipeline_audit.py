@@ -24,12 +24,10 @@ def audit(
     ledger: Annotated[str | None, typer.Option("--ledger", metavar="FILE", help="The acknowledged records.")] = None,
     receipts: Annotated[str | None, typer.Option("--receipts", metavar="FILE", help="The delivered records.")] = None,
     table: Annotated[
-        str | None,
-        typer.Option("--table", metavar="DIR", help="The table, or the folder of tables."),
+        str | None, typer.Option("--table", metavar="DIR", help="The table, or the folder of tables.")
     ] = None,
     group: Annotated[
-        str | None,
-        typer.Option("--group", metavar="G", help="Take this group's committed offsets as delivered."),
+        str | None, typer.Option("--group", metavar="G", help="Take this group's committed offsets as delivered.")
     ] = None,
     since: Annotated[
         str | None, typer.Option("--from", metavar="TIME", help="Ignore records before this time.")

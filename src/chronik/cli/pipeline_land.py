@@ -34,8 +34,7 @@ def land(
     once: Annotated[bool, typer.Option("--once", help="Stop when caught up.")] = False,
     group: Annotated[str, typer.Option(metavar="G", help="Commit landed offsets to this group.")] = "",
     checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help=f"Default: {CHECKPOINTS} in --to.", show_default=False),
+        str | None, typer.Option(metavar="DIR", help=f"Default: {CHECKPOINTS} in --to.", show_default=False)
     ] = None,
     starting: Annotated[
         str, typer.Option(metavar="earliest|latest|TIME", help="Where to start without a checkpoint.")

@@ -43,11 +43,7 @@ def produce(
     records = generated(count, size) if count is not None else lines(sys.stdin.buffer, key_separator)
     producer = Producer(
         client_settings(
-            bootstrap,
-            acks=acks,
-            enable_idempotence=acks == "all",
-            message_timeout_ms=int(timeout * 1000),
-            linger_ms=5,
+            bootstrap, acks=acks, enable_idempotence=acks == "all", message_timeout_ms=int(timeout * 1000), linger_ms=5
         )
     )
     partitions_of(producer, topic, bootstrap)

@@ -370,10 +370,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--http", "HOST:PORT", "address for health, metrics and the web page (default: Kafka's port minus 3000)")
     add("--internal", "HOST:PORT", "address for other nodes (default: Kafka's port minus 4000; loopback without peers)")
     add("--log-level", "[COMPONENT=]LEVEL", "debug, info, warning or error; repeatable", action="append", default=[])
-    add(
-        "--durability",
-        "synced|replicated",
-        "when a record is durable (default synced)",
-    )
+    add("--durability", "synced|replicated", "when a record is durable (default synced)")
     add("--loop", "asyncio|uvloop", "the event loop (default asyncio)")
     return parser

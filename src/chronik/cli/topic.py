@@ -17,8 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, del
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Configs = Annotated[
-    list[str] | None,
-    typer.Option("--config", metavar="K=V", help="A topic setting; repeatable. K= resets it."),
+    list[str] | None, typer.Option("--config", metavar="K=V", help="A topic setting; repeatable. K= resets it.")
 ]
 
 

@@ -18,14 +18,7 @@ from chronik.doctor.brokers import FIRST_TIMEOUT_S, Address, Brokers
 from chronik.doctor.chronik_nodes import ChronikNodes, all_http_addresses
 from chronik.doctor.consumption import COMMITS_S, needs_longer
 from chronik.doctor.diagnosis import Diagnosis
-from chronik.doctor.observations import (
-    DOCTOR_CLIENT_ID,
-    Fetch,
-    GroupSample,
-    Member,
-    Observations,
-    PartitionSample,
-)
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Fetch, GroupSample, Member, Observations, PartitionSample
 from chronik.doctor.rules import judge
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -49,11 +49,7 @@ class LocalCluster:
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        command: Sequence[str] = START_NODE,
-        environment: Mapping[str, str] | None = None,
+        self, folder: str, *, command: Sequence[str] = START_NODE, environment: Mapping[str, str] | None = None
     ) -> None:
         self.folder = os.path.abspath(folder)
         self.nodes: list[LocalNode] = []
@@ -108,11 +104,7 @@ class LocalCluster:
         check_ports([port + index for index in range(nodes)])
         # A random id in the format of Kafka's cluster ids.
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        shared = {
-            "cluster_id": cluster_id,
-            "default_replication_factor": min(REPLICAS_MAX, nodes),
-            **(settings or {}),
-        }
+        shared = {"cluster_id": cluster_id, "default_replication_factor": min(REPLICAS_MAX, nodes), **(settings or {})}
         for index in range(nodes):
             self._write_node(index + 1, port + index, shared)
         self.refresh()

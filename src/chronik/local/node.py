@@ -99,8 +99,7 @@ def nodes_in(folder: str) -> list[LocalNode]:
         raise LocalClusterError(f"cannot read {folder}: {error.strerror}; pass another --dir") from None
     paths = [os.path.join(folder, name) for name in names if FOLDER_NAME.fullmatch(name)]
     return sorted(
-        (LocalNode(path) for path in paths if os.path.exists(os.path.join(path, "node.toml"))),
-        key=lambda node: node.id,
+        (LocalNode(path) for path in paths if os.path.exists(os.path.join(path, "node.toml"))), key=lambda node: node.id
     )
 
 

@@ -17,11 +17,7 @@ class TemporaryCluster(LocalCluster):
     """A context manager: inside it all nodes serve; after it no process or file remains."""
 
     def __init__(
-        self,
-        nodes: int,
-        *,
-        command: Sequence[str] = START_NODE,
-        environment: Mapping[str, str] | None = None,
+        self, nodes: int, *, command: Sequence[str] = START_NODE, environment: Mapping[str, str] | None = None
     ) -> None:
         folder = tempfile.mkdtemp(prefix="chronik-")
         own = clean_environment() if environment is None else environment
