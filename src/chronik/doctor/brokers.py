@@ -25,6 +25,8 @@ METADATA_AT_MOST = 12
 LIST_OFFSETS_AT_MOST = 9
 
 Address = tuple[str, int]
+OffsetsOrErrors = dict[tuple[str, int], tuple[int | None, str | None]]
+"""By topic and partition."""
 
 
 class ReportedOffsets(NamedTuple):
@@ -90,19 +92,12 @@ class Brokers:
     async def layout(self, topic: str, timeout_s: float = REQUEST_TIMEOUT_S) -> ClusterLayout:
         """Return the newest metadata of all brokers that answer. If none answers, raise the last broker's error."""
         addresses = list(dict.fromkeys((*self._bootstrap, *self.addresses.values())))
-        answers = await self._request_layouts(addresses, topic, timeout_s)
-        layouts: list[ClusterLayout] = []
-        reasons: dict[Address, str] = {}
-        failure: ClientError | None = None
-        for address, answer in zip(addresses, answers, strict=True):
-            if isinstance(answer, ClusterLayout):
-                layouts.append(answer)
-            else:
-                failure = answer
-                reasons[address] = str(answer)
+        answers = dict(zip(addresses, await self._request_layouts(addresses, topic, timeout_s), strict=True))
+        layouts = [answer for answer in answers.values() if isinstance(answer, ClusterLayout)]
+        failures = {address: answer for address, answer in answers.items() if isinstance(answer, ClientError)}
         if not layouts:
-            assert failure is not None
-            raise failure
+            raise list(failures.values())[-1]
+        reasons = {address: str(error) for address, error in failures.items()}
         self._slow = {address for address, reason in reasons.items() if "did not answer" in reason}
         newest = max(layouts, key=lambda layout: _newness(layout, topic))
         self.addresses |= {broker.node_id: (broker.host, broker.port) for broker in newest.brokers.values()}
@@ -159,13 +154,7 @@ class Brokers:
             if node not in self.addresses:
                 raise KafkaError(ErrorCode.leader_not_available, "the metadata names no leader")
             connection = await self._node_connection(node)
-            requests = ((EARLIEST, CONSUMER_READER), (LATEST, CONSUMER_READER), (LATEST, LOG_END_READER))
-            starts, watermarks, ends = await asyncio.gather(
-                *(
-                    list_offsets(connection, {topic: partitions}, time_ms, reader, REQUEST_TIMEOUT_S)
-                    for time_ms, reader in requests
-                )
-            )
+            starts, watermarks, ends = await log_bounds(connection, {topic: partitions}, REQUEST_TIMEOUT_S)
         except (ClientError, KafkaError) as error:
             return {partition: ReportedOffsets(None, None, None, str(error), 0.0) for partition in partitions}
         answer_ms = (self._loop.time() - began_s) * 1000
@@ -213,10 +202,17 @@ class Brokers:
         }
 
 
-async def list_offsets(
+async def log_bounds(
+    connection: Connection, partitions: Mapping[str, Iterable[int]], timeout_s: float
+) -> list[OffsetsOrErrors]:
+    """Return the log starts, the ends that consumers see, and the log ends."""
+    requests = ((EARLIEST, CONSUMER_READER), (LATEST, CONSUMER_READER), (LATEST, LOG_END_READER))
+    return await asyncio.gather(*(_list_offsets(connection, partitions, *request, timeout_s) for request in requests))
+
+
+async def _list_offsets(
     connection: Connection, partitions: Mapping[str, Iterable[int]], time_ms: int, reader: int, timeout_s: float
-) -> dict[tuple[str, int], tuple[int | None, str | None]]:
-    """Return an offset or an error for each partition of each topic."""
+) -> OffsetsOrErrors:
     topics = [
         {
             "name": topic,

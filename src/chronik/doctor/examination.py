@@ -30,7 +30,6 @@ PROBE_TIMEOUT_S = 10.0
 PROBED_PARTITIONS_MAX = 12
 GROUPS_MAX = 10
 GROUP_TIMEOUT_S = 2.0
-MIN_INSYNC = "min.insync.replicas"
 
 
 async def diagnose(
@@ -57,9 +56,9 @@ class Examination:
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._brokers = Brokers(bootstrap)
-        self._cluster: Cluster | None = None
+        self._cluster = Cluster(bootstrap, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S)
         self._groups: tuple[str, ...] = () if group is None else (group,)
-        self._nodes: ChronikNodes | None = None
+        self._nodes = ChronikNodes({}, topic)
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._open_probes: dict[int, Fetch] = {}
 
@@ -72,8 +71,7 @@ class Examination:
             task.cancel()
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
         self._brokers.close()
-        if self._cluster is not None:
-            await self._cluster.close()
+        await self._cluster.close()
 
     async def run(self, seconds: float) -> None:
         await self._begin()
@@ -81,12 +79,11 @@ class Examination:
         began_s = self._now_s
         while True:
             elapsed_s = self._now_s - began_s
-            if self._nodes is not None and not has_read_halfway and elapsed_s >= seconds / 2:
+            if not has_read_halfway and elapsed_s >= seconds / 2:
                 has_read_halfway = True
                 await self._nodes.read_metrics(self.seen, self._now_s)
-            if elapsed_s >= seconds and not needs_longer(self.seen):
-                break
-            if elapsed_s >= seconds + COMMITS_S + 2 * GROUP_TIMEOUT_S:
+            seconds_max = seconds + COMMITS_S + 2 * GROUP_TIMEOUT_S
+            if elapsed_s >= seconds_max or (elapsed_s >= seconds and not needs_longer(self.seen)):
                 break
             await asyncio.sleep(SAMPLE_INTERVAL_S)
             await self._sample()
@@ -100,29 +97,24 @@ class Examination:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {self._topic} does not exist")
         reachable = [a for node, a in self._brokers.addresses.items() if node not in self._brokers.silent]
         self._cluster = Cluster(reachable, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S)
-        addresses = await all_http_addresses(await self._brokers.http_addresses())
-        if addresses:
-            self._nodes = ChronikNodes(addresses, self._topic)
-        else:
+        self._nodes = ChronikNodes(await all_http_addresses(await self._brokers.http_addresses()), self._topic)
+        if not self._nodes.addresses:
             self.seen.note("no broker has a Chronik HTTP address: the verdict is based on the Kafka protocol alone")
         await asyncio.gather(self._read_min_insync(), self._find_groups())
-        if self._nodes is not None:
-            await self._nodes.read_metrics(self.seen, self._now_s)
+        await self._nodes.read_metrics(self.seen, self._now_s)
         await self._sample(is_first=True)
 
     async def _read_min_insync(self) -> None:
-        assert self._cluster is not None
         try:
             configs = await Topics(self._cluster).configs(self._topic)
         except (KafkaError, ClientError) as error:
             self.seen.note(f"the topic's settings could not be read: {error}")
             return
-        value = next((config.value for config in configs if config.name == MIN_INSYNC), None)
+        value = next((config.value for config in configs if config.name == "min.insync.replicas"), None)
         self.seen.min_insync_replicas = int(value) if value is not None and value.isdigit() else None
 
     async def _find_groups(self) -> None:
         """Find the groups that have committed offsets of the topic, if no group was named."""
-        assert self._cluster is not None
         if self._groups:
             return
         groups = Groups(self._cluster)
@@ -177,7 +169,6 @@ class Examination:
             )
 
     async def _sample_group(self, group: str, is_first: bool) -> None:
-        assert self._cluster is not None
         groups = Groups(self._cluster)
         try:
             description = await groups.describe(group)
@@ -241,9 +232,5 @@ class Examination:
             raise Unreachable(f"no broker returned the partitions of {self._topic}")
         now_s = self._now_s
         self.seen.fetches += [self._timed(probe, is_over=False) for probe in self._open_probes.values()]
-        if self._nodes is not None:
-            await asyncio.gather(
-                self._nodes.read_metrics(self.seen, now_s),
-                self._nodes.read_replicas(self.seen),
-                self._nodes.read_traces(self.seen),
-            )
+        nodes, seen = self._nodes, self.seen
+        await asyncio.gather(nodes.read_metrics(seen, now_s), nodes.read_replicas(seen), nodes.read_traces(seen))

@@ -77,10 +77,9 @@ class LocalNode:
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of one GET request; status 0 if the node does not answer."""
         try:
-            status, body, _ = asyncio.run(request(str(self.http), path))
+            return asyncio.run(request(str(self.http), path))[:2]
         except HttpError:
             return 0, b""
-        return status, body
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Change some settings and keep all others; None removes a setting. The node reads them at its next start."""

@@ -21,8 +21,6 @@ ProcessState = Literal["running", "paused"]
 
 POLL_INTERVAL_S = 0.02
 KILL_TIMEOUT_S = 45.0
-STOPPED_LETTERS = ("T", "t")
-GONE_LETTERS = ("Z", "X", "x")
 REASON_BYTES_MAX = 64 * 1024
 MESSAGE_PREFIX = "chronik: "
 CONFIG_FLAG = "--config"
@@ -34,18 +32,13 @@ def _uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python interrupts only the main thread
         return
-    is_interrupted = False
-
-    def remember(number: int, frame: object) -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-
-    before = signal.signal(signal.SIGINT, remember)
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if is_interrupted:
+    if interrupts:
         raise KeyboardInterrupt
 
 
@@ -73,13 +66,13 @@ class NodeProcess:
         if inspected is None:
             return None
         letter, threads, command = inspected
-        if letter in GONE_LETTERS:
+        if letter in "ZXx":
             # The first thread of a killed process ends at once; one inside fsync still holds the data folder's lock.
             return "running" if threads > 1 else None
         # Do not check the command line of our own child: it is empty for a moment after launch.
         if pid != self._child_pid and f"{CONFIG_FLAG} {self._config_path}" not in command:
             return None
-        return "paused" if letter in STOPPED_LETTERS else "running"
+        return "paused" if letter in "Tt" else "running"
 
     @_uninterrupted()
     def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -132,10 +125,7 @@ class NodeProcess:
         self.forget()
 
     def wait_until_gone(self, timeout_s: float) -> bool:
-        return self._wait(lambda: self.state is None, timeout_s)
-
-    def wait_until_paused(self, timeout_s: float) -> bool:
-        return self._wait(lambda: self.state != "running", timeout_s)
+        return wait_until(lambda: self.state is None, timeout_s)
 
     def forget(self) -> None:
         """Remove the pid file of a process that has ended."""
@@ -173,13 +163,15 @@ class NodeProcess:
         except (OSError, ValueError):
             return None
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        deadline_s = time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(POLL_INTERVAL_S)
-        return True
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll until the condition holds; return False if the time is up."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(POLL_INTERVAL_S)
+    return True
 
 
 def inspect(pid: int) -> tuple[str, int, str] | None:

@@ -19,9 +19,8 @@ class TemporaryCluster(LocalCluster):
     def __init__(
         self, nodes: int, *, command: Sequence[str] = START_NODE, environment: Mapping[str, str] | None = None
     ) -> None:
-        folder = tempfile.mkdtemp(prefix="chronik-")
         own = clean_environment() if environment is None else environment
-        super().__init__(folder, command=command, environment=own)
+        super().__init__(tempfile.mkdtemp(prefix="chronik-"), command=command, environment=own)
         self._count = nodes
 
     def __enter__(self) -> Self:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from chronik.client.connection import Connection
-from chronik.client.topics import CONSUMER_READER, EARLIEST, LATEST, LOG_END_READER
-from chronik.doctor.brokers import list_offsets
+from chronik.doctor.brokers import log_bounds
 from chronik.metadata.image import BrokerImage
 from chronik.wire.api import ApiKey
 
@@ -48,13 +47,9 @@ class BrokerPool:
         by_topic: dict[str, list[int]] = {}
         for topic, partition in partitions:
             by_topic.setdefault(topic, []).append(partition)
-        connection = await self._connection(broker)
-        requests = ((EARLIEST, CONSUMER_READER), (LATEST, CONSUMER_READER), (LATEST, LOG_END_READER))
-        answers = await asyncio.gather(
-            *(list_offsets(connection, by_topic, time_ms, reader, TIMEOUT_S) for time_ms, reader in requests)
-        )
         starts, visible, ends = (
-            {name: offset for name, (offset, _) in answer.items() if offset is not None} for answer in answers
+            {name: offset for name, (offset, _) in answer.items() if offset is not None}
+            for answer in await log_bounds(await self._connection(broker), by_topic, TIMEOUT_S)
         )
         # Sequential requests: the log end may have grown since the visible end was read, but is never below it.
         return {
@@ -69,8 +64,6 @@ class BrokerPool:
         if task is not None and task.done() and (task.cancelled() or task.exception() or task.result().is_closed):
             task = None
         if task is None:
-            task = asyncio.get_running_loop().create_task(
-                Connection.open(*address, client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
-            )
+            task = asyncio.create_task(Connection.open(*address, client_id=CLIENT_ID, timeout_s=TIMEOUT_S))
             self._connections[address] = task
         return await asyncio.shield(task)

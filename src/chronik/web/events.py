@@ -56,20 +56,15 @@ class EventHub:
         listener = Listener()
         self._listeners[listener] = list(feeds)
         for key, make in feeds.items():
-            feed = self._feeds.get(key)
-            if feed is None:
-                feed = self._feeds[key] = make()
-                feed.start()
-            feed.add(listener)
+            if key not in self._feeds:
+                self._feeds[key] = make()
+            self._feeds[key].add(listener)
         return listener
 
     def leave(self, listener: Listener) -> None:
         for key in self._listeners.pop(listener, ()):
-            feed = self._feeds[key]
-            feed.remove(listener)
-            if feed.is_unheard:
+            if self._feeds[key].remove(listener):
                 del self._feeds[key]
-                feed.stop()
 
     async def close(self) -> None:
         """End every stream, because the node is stopping."""

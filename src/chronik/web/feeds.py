@@ -72,30 +72,22 @@ class Feed(ABC):
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[Listener, None] = {}
         self._latest: bytes | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_unheard(self) -> bool:
-        return not self._listeners
-
-    def start(self) -> None:
         self._task = self._loop.create_task(self._run(), name=f"feed-{self.event}")
 
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
     async def stopped(self) -> None:
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        await asyncio.wait([self._task])
 
     def add(self, listener: Listener) -> None:
         self._listeners[listener] = None
         if self._latest is not None:
             listener.send(self.event, self._latest)
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: Listener) -> bool:
+        """Remove a listener. Stop and return True if it was the last."""
         self._listeners.pop(listener, None)
+        if not self._listeners:
+            self._task.cancel()
+        return not self._listeners
 
     async def _run(self) -> None:
         try:

@@ -7,6 +7,7 @@ its pending request times out.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -83,7 +84,10 @@ class OffsetSampler:
         for leader, task in list(self._pending.items()):
             if task.done():
                 del self._pending[leader]
-                self._take(leader, task, requested)
+                with contextlib.suppress(ClientError, KafkaError):
+                    for name, bounds in task.result().items():
+                        if name in requested:
+                            self._note(name, bounds, leader)
         self._fall_back(requested)
 
     def _sample_own(self, name: PartitionName, partition: PartitionImage, led: dict[int, list[PartitionName]]) -> None:
@@ -104,17 +108,6 @@ class OffsetSampler:
             if replica is not None:
                 bounds = (replica.log_start_offset, replica.high_watermark, replica.log_end_offset)
                 self._note(name, bounds, node.node_id)
-
-    def _take(
-        self, leader: int, task: asyncio.Task[dict[PartitionName, Bounds]], requested: set[PartitionName]
-    ) -> None:
-        try:
-            answered = task.result()
-        except (ClientError, KafkaError):
-            return
-        for name, bounds in answered.items():
-            if name in requested:
-                self._note(name, bounds, leader)
 
     def _note(self, name: PartitionName, bounds: Bounds, node: int) -> None:
         now_s = self._loop.time()

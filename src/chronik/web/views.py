@@ -82,7 +82,8 @@ def topics_by_name(image: ClusterImage) -> list[TopicImage]:
 
 
 def topics_view(image: ClusterImage) -> schemas.Topics:
-    return schemas.Topics([topic_summary(topic) for topic in topics_by_name(image)])
+    topics = topics_by_name(image)
+    return schemas.Topics([schemas.TopicSummary(*topic_fields(topic), len(topic.partitions)) for topic in topics])
 
 
 def topic_view(node: NodeView, topic: TopicImage) -> schemas.Topic:
@@ -94,10 +95,6 @@ def topic_view(node: NodeView, topic: TopicImage) -> schemas.Topic:
         partitions=[_partition(node, topic, partition) for partition in topic.partitions],
         damages=damages_view(node, topic.name),
     )
-
-
-def topic_summary(topic: TopicImage) -> schemas.TopicSummary:
-    return schemas.TopicSummary(*topic_fields(topic), len(topic.partitions))
 
 
 def topic_fields(topic: TopicImage) -> tuple[str, UUID, bool, int, int, int]:
@@ -113,13 +110,10 @@ def topic_fields(topic: TopicImage) -> tuple[str, UUID, bool, int, int, int]:
 
 
 def _partition(node: NodeView, topic: TopicImage, partition: PartitionImage) -> schemas.Partition:
-    replica = node.partition(topic.name, partition.partition)
-    return schemas.Partition(
-        *partition_layout(partition),
-        log_start_offset=None if replica is None else replica.log_start_offset,
-        log_end_offset=None if replica is None else replica.log_end_offset,
-        high_watermark=None if replica is None else replica.high_watermark,
-    )
+    layout, replica = partition_layout(partition), node.partition(topic.name, partition.partition)
+    if replica is None:
+        return schemas.Partition(*layout, None, None, None)
+    return schemas.Partition(*layout, replica.log_start_offset, replica.log_end_offset, replica.high_watermark)
 
 
 def partition_layout(partition: PartitionImage) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
