@@ -16,8 +16,8 @@ def client_settings(bootstrap: str, **more: Any) -> dict[str, Any]:
     return {
         "bootstrap.servers": ",".join(str(endpoint) for endpoint in parse_bootstrap(bootstrap)),
         "client.id": "chronik-cli",
-        "logger": _silent(),
-        "error_cb": _ignore,
+        "logger": silent("chronik.confluent"),
+        "error_cb": lambda error: None,  # errors that matter are returned with the affected record or call
         "broker.address.family": "any",
         **{name.replace("_", "."): value for name, value in more.items()},
     }
@@ -38,13 +38,9 @@ def partitions_of(client: Any, topic: str, bootstrap: str) -> list[int]:
     return sorted(metadata.partitions)
 
 
-def _silent() -> logging.Logger:
-    """Return a silent logger: librdkafka logs each lost connection to standard error, where we promise one line."""
-    logger = logging.getLogger("chronik.confluent")
+def silent(name: str) -> logging.Logger:
+    """Silence a logger: clients log each lost connection to standard error, where we promise one line."""
+    logger = logging.getLogger(name)
     logger.propagate = False
     logger.setLevel(logging.CRITICAL + 1)
     return logger
-
-
-def _ignore(error: object) -> None:
-    """Do nothing: errors that matter are returned with the affected record or call."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from chronik.cli.output import progress
 from chronik.cli.verify_account import Account
-from chronik.cli.verify_clients import Reader, Report, open_reader, open_sender
+from chronik.cli.verify_clients import Report, open_reader, open_sender
 from chronik.cli.verify_run import end_offsets, number_of, record
 
 SLICE_S = 0.01
@@ -126,18 +126,15 @@ class FailoverStream:
     def _read(self) -> None:
         starts = dict.fromkeys(range(self._partitions), 0)
         with closing(open_reader("confluent", self._bootstrap, self._topic, starts, 500)) as reader:
-            self._read_all(reader)
-
-    def _read_all(self, reader: Reader) -> None:
-        last_s = time.monotonic()
-        while time.monotonic() - last_s < IDLE_S_MAX:
-            batch = reader.poll(POLL_S)
-            with self._lock:
-                for read in batch:
-                    self._account.delivered(read.partition, read.offset, number_of(read))
-            if batch:
-                last_s = time.monotonic()
-            elif self._sent_all.is_set() and self._account.missing == 0:
-                ends = end_offsets(self._bootstrap, self._topic)
-                if ends is not None and all(self._account.next_offset(p) >= end for p, end in ends.items()):
-                    return
+            last_s = time.monotonic()
+            while time.monotonic() - last_s < IDLE_S_MAX:
+                batch = reader.poll(POLL_S)
+                with self._lock:
+                    for read in batch:
+                        self._account.delivered(read.partition, read.offset, number_of(read))
+                if batch:
+                    last_s = time.monotonic()
+                elif self._sent_all.is_set() and self._account.missing == 0:
+                    ends = end_offsets(self._bootstrap, self._topic)
+                    if ends is not None and all(self._account.next_offset(p) >= end for p, end in ends.items()):
+                        return

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -47,11 +48,11 @@ def produce(
         )
     )
     partitions_of(producer, topic, bootstrap)
-    account = DeliveryAccount(open_ledger(ledger, "--ledger"))
     sent = 0
-    started = polled_s = time.monotonic()
-    try:
-        with progress(f"produce {topic}", count) as show:
+    with open_ledger(ledger, "--ledger") or nullcontext() as ledger_file, progress(f"produce {topic}", count) as show:
+        account = DeliveryAccount(ledger_file)
+        started = polled_s = time.monotonic()
+        try:
             for key, value in records:
                 send(producer, topic, key, value, account)
                 sent += 1
@@ -62,11 +63,9 @@ def produce(
                     show(sent, f"{sent} records")
             while producer.flush(1.0):
                 account.batch_done()
-    except KeyboardInterrupt:
-        producer.flush(INTERRUPTED_FLUSH_S)  # the ledger must include every acknowledged record
-        raise
-    finally:
-        account.close()
+        except KeyboardInterrupt:
+            producer.flush(INTERRUPTED_FLUSH_S)  # the ledger must include every acknowledged record
+            raise
     account.summarise(topic, sent, time.monotonic() - started)
     if account.failed:
         raise CliError(f"{account.failed} of {sent} records were not delivered: {account.first_error}", CHECK_FAILED)
@@ -113,10 +112,6 @@ class DeliveryAccount:
         if self._ledger is not None:
             self._ledger.flush()
 
-    def close(self) -> None:
-        if self._ledger is not None:
-            self._ledger.close()
-
     def summarise(self, topic: str, sent: int, seconds: float) -> None:
         total = sum(self.acknowledged.values())
         spread = ", ".join(f"{partition}: {number}" for partition, number in sorted(self.acknowledged.items()))
@@ -137,7 +132,8 @@ def lines(stream: Any, key_separator: str | None) -> Iterator[tuple[bytes | None
     separator = key_separator.encode() if key_separator else None
     for line in stream:
         value = line.rstrip(b"\r\n")
-        key: bytes | None = None
         if separator is not None and separator in value:
             key, _, value = value.partition(separator)
-        yield key, value
+            yield key, value
+        else:
+            yield None, value

@@ -44,7 +44,6 @@ HEAP_KEPT_BYTES = 64 * 1024 * 1024
 MMAP_FROM_BYTES = 32 * 1024 * 1024
 SWITCH_INTERVAL_S = 0.00005
 COLLECT_AFTER = (20_000, 20, 50)
-FORCED_EXIT = 1
 FAILED = 1
 THREAD_PREFIX = "chronik"
 THREADS_LOOK_S = 0.01
@@ -87,16 +86,14 @@ def _main(arguments: list[str], adapt: Adapt | None) -> int:
                 "log_levels": parse_levels(flags.log_level) or None,
             },
         )
-        return run_loop(config, adapt)
-    except (ConfigError, DataFolderError, LogLevelError, StoreError) as error:
+        with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
+            return runner.run(run_node(config, adapt))
+    except (ConfigError, DataFolderError, LogLevelError, StoreError, CliError) as error:
         say(str(error))
-    except CliError as error:
-        say(str(error))
-        return error.exit_code
+        return error.exit_code if isinstance(error, CliError) else CANNOT
     except Exception as error:
         say(f"the node failed: {error!r}: its log has the traceback; please report it")
         return FAILED
-    return CANNOT
 
 
 def tune_process() -> None:
@@ -171,12 +168,6 @@ class LogLines:
         except (OSError, ValueError):
             # How much was written is not always known; an extra empty line does no harm.
             self._is_torn = True
-
-
-def run_loop(config: NodeConfig, adapt: Adapt | None = None) -> int:
-    """Run the node on a new event loop of the configured kind."""
-    with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
-        return runner.run(run_node(config, adapt))
 
 
 async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
@@ -342,7 +333,7 @@ def _port_line(error: OSError, address: str, flag: str, host: str) -> str:
 def _on_signal(stop: asyncio.Event) -> None:
     if stop.is_set():
         say("stopped at once by a second signal: the next start recovers the logs")
-        os._exit(FORCED_EXIT)
+        os._exit(FAILED)
     stop.set()
 
 

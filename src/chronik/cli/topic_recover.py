@@ -18,7 +18,7 @@ from chronik.cli.output import print_json, print_table
 from chronik.client.brokers import Brokers
 from chronik.client.cluster import Cluster, Deadline
 from chronik.client.layout import PartitionLayout
-from chronik.client.replica_logs import ANSWERS, Loss, ReplicaLog, loss_if_leading, replica_logs
+from chronik.client.replica_logs import ANSWERS, ReplicaLog, loss_if_leading, replica_logs
 from chronik.wire.errors import ErrorCode, KafkaError
 
 NO_LEADER = -1
@@ -30,7 +30,7 @@ def recover_partition(
     """Show what each replica has, and make `node_id` the leader if the loss is accepted."""
     name = f"{topic}-{partition}"
     layout, logs = with_cluster(bootstrap, lambda cluster: _survey(cluster, topic, partition))
-    view = {
+    view: dict[str, Any] = {
         "topic": topic,
         "partition": partition,
         "from": node_id,
@@ -40,10 +40,11 @@ def recover_partition(
         "replicas": [_replica(log, logs) for log in logs],
     }
     if not as_json:
-        _print(name, node_id, logs)
+        _print(name, node_id, view["replicas"])
     try:
         chosen = _check(name, node_id, layout, logs)
-        loss = _text(loss_if_leading(chosen, logs))
+        lost = loss_if_leading(chosen, logs)
+        loss = str(lost.records) if lost.is_exact else f"{lost.records} or more"
         if not accept_loss:
             raise CliError(
                 f"nothing was changed: {loss} records that other replicas of {name} have are lost if node {node_id} "
@@ -70,10 +71,10 @@ async def _survey(cluster: Cluster, topic: str, partition: int) -> tuple[Partiti
 
 async def _partition(cluster: Cluster, topic: str, partition: int, deadline: Deadline | None = None) -> PartitionLayout:
     partitions = (await cluster.topic(topic, deadline=deadline)).partitions
-    for layout in partitions:
-        if layout.partition == partition:
-            return layout
-    raise CliError(f"topic {topic} has no partition {partition}: it has 0 to {len(partitions) - 1}")
+    layout = next((layout for layout in partitions if layout.partition == partition), None)
+    if layout is None:
+        raise CliError(f"topic {topic} has no partition {partition}: it has 0 to {len(partitions) - 1}")
+    return layout
 
 
 def _check(name: str, node_id: int, layout: PartitionLayout, logs: Sequence[ReplicaLog]) -> ReplicaLog:
@@ -117,23 +118,12 @@ async def _lead(cluster: Cluster, topic: str, layout: PartitionLayout, node_id: 
     return await cluster.retry(elected, refresh=False)
 
 
-def _text(loss: Loss) -> str:
-    return str(loss.records) if loss.is_exact else f"{loss.records} or more"
-
-
-def _print(name: str, node_id: int, logs: Sequence[ReplicaLog]) -> None:
+def _print(name: str, node_id: int, replicas: Sequence[dict[str, Any]]) -> None:
     columns = ("node", "state", "log start", "log end", "last epoch", "lost if it leads")
-    rows = [
-        (
-            f"{log.node_id} (chosen)" if log.node_id == node_id else log.node_id,
-            log.state,
-            log.log_start_offset,
-            log.log_end_offset,
-            log.last_epoch if log.offsets else None,
-            _text(loss_if_leading(log, logs)) if log.state == ANSWERS else None,
-        )
-        for log in logs
-    ]
+    rows = []
+    for node, *cells, lost, is_exact in (replica.values() for replica in replicas):
+        shown = f"{node} (chosen)" if node == node_id else node
+        rows.append((shown, *cells, f"{lost} or more" if is_exact is False else lost))
     print_table(f"replicas of {name}", columns, rows, columns[2:])
 
 

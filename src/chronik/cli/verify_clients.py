@@ -7,11 +7,10 @@ verification covers what people run. Idempotence is on with acks=all.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from chronik.cli.confluent import client_settings
+from chronik.cli.confluent import client_settings, silent
 from chronik.cli.errors import CliError
 
 DELIVERY_TIMEOUT_S = 120.0
@@ -40,7 +39,7 @@ class Read(NamedTuple):
 
 class KafkaPythonSender:
     def __init__(self, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> None:
-        _silence_kafka_python()
+        silent("kafka")
         from kafka import KafkaProducer
         from kafka.errors import KafkaError
 
@@ -61,8 +60,8 @@ class KafkaPythonSender:
         except self._error as error:
             self._report(Report(number, str(error) or repr(error)))
             return
-        future.add_callback(self._delivered, number)
-        future.add_errback(self._failed, number)
+        future.add_callback(lambda sent: self._report(Report(number, None, sent.offset, sent.timestamp)))
+        future.add_errback(lambda error: self._report(Report(number, str(error) or repr(error))))
 
     def serve_reports(self) -> None:
         """Do nothing: the client's own thread serves reports."""
@@ -74,16 +73,10 @@ class KafkaPythonSender:
     def close(self) -> None:
         self._producer.close(timeout=CLOSE_TIMEOUT_S)
 
-    def _delivered(self, number: int, metadata: Any) -> None:
-        self._report(Report(number, None, metadata.offset, metadata.timestamp))
-
-    def _failed(self, number: int, error: BaseException) -> None:
-        self._report(Report(number, str(error) or repr(error)))
-
 
 class KafkaPythonReader:
     def __init__(self, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> None:
-        _silence_kafka_python()
+        silent("kafka")
         from kafka import KafkaConsumer, TopicPartition
         from kafka.errors import KafkaError
 
@@ -206,10 +199,3 @@ def _reaching(bootstrap: str, failure: type[Exception]) -> Iterator[None]:
         yield
     except failure as error:
         raise CliError(f"no broker answers at {bootstrap} ({error}): start one, or pass -b HOST:PORT") from None
-
-
-def _silence_kafka_python() -> None:
-    """Silence its log: it logs each lost connection to standard error, where we promise a single line."""
-    logger = logging.getLogger("kafka")
-    logger.propagate = False
-    logger.setLevel(logging.CRITICAL + 1)

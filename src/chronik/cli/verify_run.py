@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from chronik.cli.errors import CliError, say
@@ -54,7 +54,7 @@ class Prepared:
     brokers: str
     """The addresses of all brokers, for requests while one broker is down."""
     leaders: dict[int, int]
-    starts: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, int]
 
 
 def run(
@@ -83,15 +83,9 @@ async def _prepare(cluster: Cluster, topic: str, experiment: Experiment, bootstr
     leaders = await cluster.leaders(topic)
     ends = await Topics(cluster).offsets(topic, LATEST)
     brokers = (await cluster.layout([topic])).brokers
-    one = str(parse_bootstrap(bootstrap)[0])
     addresses = ",".join(f"{broker.host}:{broker.port}" for _, broker in sorted(brokers.items()))
-    return Prepared(
-        topic,
-        one if experiment.bootstrap_from == "one" else addresses,
-        addresses,
-        leaders,
-        {partition: end.offset for partition, end in ends.items()},
-    )
+    given = str(parse_bootstrap(bootstrap)[0]) if experiment.bootstrap_from == "one" else addresses
+    return Prepared(topic, given, addresses, leaders, {partition: end.offset for partition, end in ends.items()})
 
 
 def _delete(bootstrap: str, topic: str) -> None:
@@ -116,19 +110,12 @@ def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> d
             record_file.record(prepared.topic, partition, report.offset, report.timestamp_ms, key, value)
 
     started_s = time.monotonic()
-    try:
-        with closing(
-            open_sender(experiment.client, prepared.bootstrap, prepared.topic, experiment.acks, reported)
-        ) as sender:
-            _produce(sender, experiment, account)
-    finally:
-        if record_file is not None:
-            record_file.close()
+    client = (experiment.client, prepared.bootstrap, prepared.topic)
+    with record_file or nullcontext(), closing(open_sender(*client, experiment.acks, reported)) as sender:
+        _produce(sender, experiment, account)
     account.give_up_waiting()
     produce_s = time.monotonic() - started_s
-    with closing(
-        open_reader(experiment.client, prepared.bootstrap, prepared.topic, prepared.starts, experiment.max_poll_records)
-    ) as reader:
+    with closing(open_reader(*client, prepared.starts, experiment.max_poll_records)) as reader:
         timeline = _consume(reader, experiment, account, prepared)
     return figures(experiment, prepared, account, timeline, produce_s)
 
