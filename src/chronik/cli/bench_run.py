@@ -23,11 +23,8 @@ from chronik.client.topics import EARLIEST, LATEST, Topics
 
 # As in `node.config`, which a client does not load: that takes a quarter of a second.
 HTTP_PORT_BELOW_KAFKA = 3000
-METRICS_TIMEOUT_S = 3.0
 READY_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 5.0
 END_TIMEOUT_S = 15.0
-END_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,7 @@ def http_addresses(brokers: Iterable[tuple[str, int]], override: str | None) -> 
 
 def _read_usage(address: str) -> BrokerUsage | None:
     try:
-        text = get_blocking(address, "/metrics", METRICS_TIMEOUT_S).decode()
+        text = get_blocking(address, "/metrics", 3.0).decode()
         if "chronik_" not in text:
             return None
         values = dict(line.split(" ", 1) for line in text.splitlines() if line.startswith("process_"))
@@ -135,7 +132,7 @@ def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> Be
         for pipe in pipes:
             pipe.close()
         for process in processes:
-            process.join(STOP_TIMEOUT_S)
+            process.join(5.0)
             if process.is_alive():
                 process.kill()
     errors = sum(result.errors for result in results)
@@ -162,7 +159,7 @@ def _appended(topic: RunningTopic, before: int, expected: int) -> int:
         appended = sum(end for _, end in topic.offsets().values()) - before
         if appended >= expected or time.monotonic() >= deadline_s:
             return appended
-        time.sleep(END_POLL_S)
+        time.sleep(0.05)
 
 
 def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]]) -> list[WorkerTask]:

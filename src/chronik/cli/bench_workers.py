@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-PROGRESS_EVERY_S = 0.25
 STALL_S_MAX = 60.0
 FIRST_S_MAX = 30.0
 LATENCY_SAMPLES_MAX = 100_000
-CONSUME_BATCH = 10_000
 TICK_S = 0.005
 
 
@@ -73,7 +71,7 @@ class _Reporter:
     def progress(self, done: int) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s:
-            self._next_s = now_s + PROGRESS_EVERY_S
+            self._next_s = now_s + 0.25
             self._pipe.send(("progress", done))
 
 
@@ -138,7 +136,7 @@ def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
     consumer.assign([TopicPartition(task.topic, partition, start) for partition, start, _ in task.partitions])
     last_s = time.monotonic()
     while result.records < task.records:
-        count = min(CONSUME_BATCH, task.records - result.records)
+        count = min(10_000, task.records - result.records)
         if task.rate is not None and (count := min(count, _due(task.rate, result.started_s, result.records))) == 0:
             time.sleep(TICK_S)
             continue

@@ -8,8 +8,6 @@ from typing import Any
 from chronik.cli.errors import CliError
 from chronik.client.endpoint import parse_bootstrap
 
-REACH_TIMEOUT_S = 10.0
-
 
 def client_settings(bootstrap: str, **more: Any) -> dict[str, Any]:
     """Return the settings that all clients share; `more` uses underscores for the dots of librdkafka's names."""
@@ -28,7 +26,7 @@ def partitions_of(client: Any, topic: str, bootstrap: str) -> list[int]:
     from confluent_kafka import KafkaException
 
     try:
-        metadata = client.list_topics(topic, timeout=REACH_TIMEOUT_S).topics[topic]
+        metadata = client.list_topics(topic, timeout=10.0).topics[topic]
     except KafkaException as error:
         raise CliError(
             f"no broker answers at {bootstrap} ({error.args[0].str()}): start one, or pass -b HOST:PORT"

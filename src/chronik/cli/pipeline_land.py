@@ -15,7 +15,7 @@ import typer
 from chronik.cli.errors import CliError, say
 from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_configs, parse_time_ms
 from chronik.cli.output import table_of
-from chronik.cli.pipeline_spark import CONF_EXAMPLE, Conf, Master, jvm_pid, spark_for, with_connector
+from chronik.cli.pipeline_spark import CONF_EXAMPLE, Conf, Master, jvm_pid, one_line_errors, spark_for, with_connector
 from chronik.client.endpoint import parse_bootstrap
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from chronik.pipeline.land.topic_landing import LandSettings, TopicLanding
 
 CHECKPOINTS = ".checkpoints"
-POLL_S = 0.25
 SOURCES = ("chronik", "kafka")
 
 
@@ -54,49 +53,41 @@ def land(
     settings_of_spark = parse_configs("--conf", conf, CONF_EXAMPLE)
     if source not in SOURCES:
         raise CliError(f"--source {source} is unknown: use {' or '.join(SOURCES)}")
-    try:
-        from chronik.pipeline.errors import PipelineError
+    checkpoint, start = _checkpoint(to, checkpoint), _starting(starting)
+    with one_line_errors():
         from chronik.pipeline.land.topic_landing import LandSettings
-    except ImportError as error:
-        raise CliError(f"{error.name} is not installed: pip install 'chronik[spark]'") from None
-    settings = LandSettings(
-        bootstrap=bootstrap,
-        to=_folder(to),
-        checkpoint=_checkpoint(to, checkpoint),
-        token=uuid.uuid4().hex,
-        starting=_starting(starting),
-        group=group,
-        once=once,
-        trigger_s=trigger,
-        source=source,
-    )
-    _check_names(names, schema is not None)
-    if source == "kafka":
-        import pyspark
 
-        settings_of_spark = with_connector(settings_of_spark, pyspark.__version__)
-    try:
-        _run(settings, names, _read(schema), schema or "", master, settings_of_spark)
-    except PipelineError as error:
-        raise CliError(str(error)) from None
+        settings = LandSettings(
+            bootstrap=bootstrap,
+            to=_folder(to),
+            checkpoint=checkpoint,
+            token=uuid.uuid4().hex,
+            starting=start,
+            group=group,
+            once=once,
+            trigger_s=trigger,
+            source=source,
+        )
+        _check_names(names, schema is not None)
+        if source == "kafka":
+            import pyspark
+
+            settings_of_spark = with_connector(settings_of_spark, pyspark.__version__)
+        _run(settings, names, schema, master, settings_of_spark)
 
 
 def _run(
-    settings: LandSettings,
-    topics: list[str],
-    schema: str | None,
-    schema_name: str,
-    master: str | None,
-    conf: dict[str, str],
+    settings: LandSettings, topics: list[str], schema_path: str | None, master: str | None, conf: dict[str, str]
 ) -> None:
     from chronik.pipeline.land.claim import claim
     from chronik.pipeline.land.schema import parse_schema
     from chronik.pipeline.land.topic_landing import TopicLanding, topic_ids
 
+    schema = _read(schema_path)
     ids = topic_ids(settings.bootstrap, topics)
     with claim(settings.checkpoint) as record_jvm, spark_for("chronik-land", master, conf) as spark:
         record_jvm(jvm_pid(spark))
-        fields = None if schema is None else parse_schema(schema, schema_name)
+        fields = None if schema is None else parse_schema(schema, schema_path or "")
         landings = [TopicLanding(spark, topic, ids[topic], settings, fields) for topic in topics]
         started_s = time.monotonic()
         try:
@@ -114,10 +105,10 @@ def _run(
 
 def _watch(landings: list[TopicLanding]) -> None:
     """Wait until all have ended; without --once they never end."""
-    running = list(landings)
+    running = landings
     with _display() as show:
         while running:
-            running = [landing for landing in running if not landing.wait(POLL_S)]
+            running = [landing for landing in running if not landing.wait(0.25)]
             show(landings)
 
 

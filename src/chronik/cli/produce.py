@@ -19,8 +19,6 @@ from chronik.client.ledger import Ledger
 
 POLL_EVERY_RECORDS = 1000
 POLL_EVERY_S = 0.1
-INTERRUPTED_FLUSH_S = 5.0
-FULL_QUEUE_WAIT_S = 0.1
 
 
 def produce(
@@ -64,7 +62,7 @@ def produce(
             while producer.flush(1.0):
                 account.batch_done()
         except KeyboardInterrupt:
-            producer.flush(INTERRUPTED_FLUSH_S)  # the ledger must include every acknowledged record
+            producer.flush(5.0)  # the ledger must include every acknowledged record
             raise
     account.summarise(topic, sent, time.monotonic() - started)
     if account.failed:
@@ -80,7 +78,7 @@ def send(producer: Any, topic: str, key: bytes | None, value: bytes | None, acco
             producer.produce(topic, value, key, on_delivery=account.delivered)
             return
         except BufferError:
-            producer.poll(FULL_QUEUE_WAIT_S)
+            producer.poll(0.1)
             account.batch_done()
         except KafkaException as error:
             account.refused(error.args[0].str())

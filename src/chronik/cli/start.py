@@ -32,6 +32,7 @@ from chronik.cli.errors import CANNOT, CliError, say
 if TYPE_CHECKING:
     import socket
 
+    from chronik.client.endpoint import Endpoint
     from chronik.node.broker import Broker
     from chronik.node.config import NodeConfig
     from chronik.node.environment import Environment
@@ -42,8 +43,6 @@ Adapt: TypeAlias = "Callable[[NodeConfig, Environment], Environment]"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 HEAP_KEPT_BYTES = 64 * 1024 * 1024
 MMAP_FROM_BYTES = 32 * 1024 * 1024
-SWITCH_INTERVAL_S = 0.00005
-COLLECT_AFTER = (20_000, 20, 50)
 FAILED = 1
 THREAD_PREFIX = "chronik"
 THREADS_LOOK_S = 0.01
@@ -103,7 +102,7 @@ def tune_process() -> None:
     which slowed a node down 2-3x. A thread that has finished a sync waits up to the switch interval (5 ms by default)
     for a busy event loop to yield.
     """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    sys.setswitchinterval(0.00005)
     with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to tune
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
@@ -118,7 +117,7 @@ def settle_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    gc.set_threshold(20_000, 20, 50)
 
 
 def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
@@ -305,23 +304,23 @@ def _bind_http(config: NodeConfig) -> socket.socket:
     try:
         return bind(*endpoint)
     except OSError as error:
-        raise CliError(_port_line(error, str(endpoint), "--http", endpoint.host)) from None
+        raise CliError(_port_line(error, endpoint, "--http")) from None
 
 
 def _startup_line(error: OSError, config: NodeConfig) -> str:
     """Explain an OSError at startup to the person who started the node."""
     if error.filename is None or error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        return _port_line(error, str(config.kafka_endpoint), "--listen", config.kafka_endpoint.host)
+        return _port_line(error, config.kafka_endpoint, "--listen")
     return (
         f"the data folder {config.data_folder} cannot be used: {error.strerror or error} ({error.filename}): "
         "make it writable, or pass --data-dir DIR"
     )
 
 
-def _port_line(error: OSError, address: str, flag: str, host: str) -> str:
-    port = address.rpartition(":")[2]
+def _port_line(error: OSError, address: Endpoint, flag: str) -> str:
+    host, port = address
     if error.errno == errno.EADDRINUSE:
-        other = min(int(port) + 100, 65_535)
+        other = min(port + 100, 65_535)
         return f"port {port} is taken (by another node?): stop it, or pass {flag} {host}:{other}"
     if error.errno == errno.EACCES:
         return f"this user may not listen on port {port}: pass {flag} {host}:PORT with a port above 1023"

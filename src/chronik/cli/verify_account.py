@@ -60,11 +60,11 @@ class Account:
         self.acked = 0
         self.failed = 0
         self.first_error: str | None = None
+        self.missing = 0
         self.duplicates = 0
         self.unexpected = 0
         self._acked = bytearray(messages)
         self._seen = bytearray(messages)
-        self._unseen_acked = 0
         self._partitions = [PartitionDeliveries() for _ in range(partitions)]
         self._next_offsets = [0] * partitions
 
@@ -77,7 +77,7 @@ class Account:
         if not self._acked[number]:
             self._acked[number] = 1
             self.acked += 1
-            self._unseen_acked += not self._seen[number]
+            self.missing += not self._seen[number]
 
     def refused(self, reason: str) -> None:
         self.failed += 1
@@ -99,16 +99,12 @@ class Account:
         is_first = not self._seen[number]
         if is_first:
             self._seen[number] = 1
-            self._unseen_acked -= self._acked[number]
+            self.missing -= self._acked[number]
         else:
             self.duplicates += 1
         self._partitions[partition].add(offset, number, is_first)
 
     # -- results -------------------------------------------------------------------------------------------------------
-
-    @property
-    def missing(self) -> int:
-        return self._unseen_acked
 
     @property
     def consumed(self) -> int:

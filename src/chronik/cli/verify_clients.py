@@ -14,9 +14,6 @@ from chronik.cli.confluent import client_settings, silent
 from chronik.cli.errors import CliError
 
 DELIVERY_TIMEOUT_S = 120.0
-REACH_TIMEOUT_S = 30.0
-FULL_QUEUE_WAIT_S = 0.1
-CLOSE_TIMEOUT_S = 10.0
 CLIENTS = ("kafka-python", "confluent")
 
 
@@ -71,7 +68,7 @@ class KafkaPythonSender:
             self._producer.flush(timeout=DELIVERY_TIMEOUT_S)
 
     def close(self) -> None:
-        self._producer.close(timeout=CLOSE_TIMEOUT_S)
+        self._producer.close(timeout=10.0)
 
 
 class KafkaPythonReader:
@@ -108,13 +105,9 @@ class ConfluentSender:
         self._error = KafkaException
         self._topic = topic
         self._report = report
+        timeout_ms = int(DELIVERY_TIMEOUT_S * 1000)
         self._producer = Producer(
-            client_settings(
-                bootstrap,
-                acks=acks,
-                enable_idempotence=acks == "all",
-                message_timeout_ms=int(DELIVERY_TIMEOUT_S * 1000),
-            )
+            client_settings(bootstrap, acks=acks, enable_idempotence=acks == "all", message_timeout_ms=timeout_ms)
         )
         _reach_confluent(self._producer, topic, bootstrap)
 
@@ -130,7 +123,7 @@ class ConfluentSender:
                 self._producer.produce(self._topic, value, key, partition, on_delivery=delivered)
                 return
             except BufferError:
-                self._producer.poll(FULL_QUEUE_WAIT_S)
+                self._producer.poll(0.1)
             except self._error as error:
                 self._report(Report(number, error.args[0].str()))
                 return
@@ -190,7 +183,7 @@ def _reach_confluent(client: Any, topic: str, bootstrap: str) -> None:
     from confluent_kafka import KafkaException
 
     with _reaching(bootstrap, KafkaException):
-        client.list_topics(topic, timeout=REACH_TIMEOUT_S)
+        client.list_topics(topic, timeout=30.0)
 
 
 @contextlib.contextmanager

@@ -20,8 +20,6 @@ from chronik.client.errors import ClientError
 from chronik.client.topics import LATEST, Topics
 from chronik.wire.errors import KafkaError
 
-POLL_S = 0.5
-END_OFFSETS_TIMEOUT_S = 10.0
 SERVE_EVERY_RECORDS = 500
 ACKED_MEANS = {
     "0": "sent: with acks=0 no broker confirms a record, so this counts what the client handed to the network",
@@ -146,7 +144,7 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, prepared:
     with progress("consume", experiment.messages) as show:
         while now_s - last_s < experiment.timeout_s:
             began_s = time.monotonic()
-            batch = reader.poll(POLL_S)
+            batch = reader.poll(0.5)
             now_s = time.monotonic()
             for read in batch:
                 account.delivered(read.partition, read.offset, number_of(read))
@@ -176,7 +174,7 @@ def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:
     minute.
     """
     try:
-        ends = with_cluster(brokers, lambda cluster: Topics(cluster).offsets(topic, LATEST), END_OFFSETS_TIMEOUT_S)
+        ends = with_cluster(brokers, lambda cluster: Topics(cluster).offsets(topic, LATEST), 10.0)
     except (KafkaError, ClientError):
         return None
     return {partition: end.offset for partition, end in ends.items()}

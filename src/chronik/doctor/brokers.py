@@ -20,9 +20,6 @@ REQUEST_TIMEOUT_S = 1.0
 FIRST_TIMEOUT_S = 3.0
 SILENT_TIMEOUT_S = 0.3
 FETCH_BYTES = 64 * 1024
-FETCH_BY_NAME_AT_MOST = 12
-METADATA_AT_MOST = 12
-LIST_OFFSETS_AT_MOST = 9
 
 Address = tuple[str, int]
 OffsetsOrErrors = dict[tuple[str, int], tuple[int | None, str | None]]
@@ -133,7 +130,7 @@ class Brokers:
         }
         try:
             connection = await self._connection(address, timeout_s=timeout_s)
-            answer = await connection.call(ApiKey.METADATA, values, timeout_s=timeout_s, at_most=METADATA_AT_MOST)
+            answer = await connection.call(ApiKey.METADATA, values, timeout_s=timeout_s, at_most=12)
             return layout_of(answer)
         except ClientError as error:
             return error
@@ -179,7 +176,7 @@ class Brokers:
     async def fetch(self, node: int, topic: str, partition: int, offset: int, timeout_s: float) -> None:
         """Fetch available records on a dedicated connection, so that the duration is what a consumer would wait."""
         connection = await self._connection(self.addresses[node], f"fetch-{partition}")
-        version = connection.version(ApiKey.FETCH, FETCH_BY_NAME_AT_MOST)
+        version = connection.version(ApiKey.FETCH, 12)  # later versions name topics by id
         topics = [FetchTopic(topic, None, [FetchPartition(partition, -1, offset, -1, -1, FETCH_BYTES)])]
         request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=FETCH_BYTES, topics=topics)
         await connection.request(ApiKey.FETCH, version, write_fetch_request(version, request), timeout_s=timeout_s)
@@ -221,7 +218,7 @@ async def _list_offsets(
         for topic, indexes in partitions.items()
     ]
     values = {"replica_id": reader, "isolation_level": 0, "topics": topics}
-    answer = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=LIST_OFFSETS_AT_MOST)
+    answer = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=9)
     return {
         (topic.name, listed.partition_index): (listed.offset, None)
         if listed.error_code is ErrorCode.none

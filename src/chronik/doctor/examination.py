@@ -24,8 +24,6 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 SECONDS = 5.0
 SECONDS_MAX = 300.0
-SAMPLE_INTERVAL_S = 0.8
-PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 10.0
 PROBED_PARTITIONS_MAX = 12
 GROUPS_MAX = 10
@@ -85,7 +83,7 @@ class Examination:
             seconds_max = seconds + COMMITS_S + 2 * GROUP_TIMEOUT_S
             if elapsed_s >= seconds_max or (elapsed_s >= seconds and not needs_longer(self.seen)):
                 break
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
+            await asyncio.sleep(0.8)
             await self._sample()
         await self._finish()
 
@@ -209,7 +207,7 @@ class Examination:
                     if timed.elapsed_ms >= PROBE_TIMEOUT_S * 1000:
                         self.seen.fetches.append(timed)
                 del self._open_probes[partition]
-            await asyncio.sleep(PROBE_INTERVAL_S)
+            await asyncio.sleep(1.0)
 
     def _timed(self, probe: Fetch, *, is_over: bool) -> Fetch:
         return replace(probe, elapsed_ms=(self._now_s - probe.at_s) * 1000, is_over=is_over)

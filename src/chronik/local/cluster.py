@@ -32,10 +32,8 @@ NODES_MAX = 99
 REPLICAS_MAX = 3
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 45.0
-PAUSE_TIMEOUT_S = 5.0
 # Below the ephemeral port range, so that a node that is killed and restarted finds its ports still free.
 FREE_PORT_FROM, FREE_PORT_UPTO = 24_100, 32_000
-FREE_PORT_TRIES = 100
 # Settings that differ between nodes, so they must not come from a shared environment. The cluster secret is stored in
 # the node folders because a later command may run in a shell without the variable.
 PER_NODE_VARIABLES = ("NODE_ID", "CLUSTER_ID", "CLUSTER_SECRET", "DATA_DIR", "PEERS", "LISTEN_", "ADVERTISE_", "RACK")
@@ -189,7 +187,7 @@ class LocalCluster:
         """Send SIGSTOP: connections stay open, and the node answers nothing."""
         node = self._running_node(node_id)
         node.process.send(signal.SIGSTOP)
-        if not wait_until(lambda: node.process.state != "running", PAUSE_TIMEOUT_S):
+        if not wait_until(lambda: node.process.state != "running", 5.0):
             pid = node.process.pid
             raise LocalClusterError(f"node {node_id} was sent SIGSTOP and still runs: look at process {pid}")
 
@@ -340,7 +338,7 @@ def clean_environment() -> dict[str, str]:
 def free_port(nodes: int) -> int:
     """Return a first port for `nodes` nodes such that every port that they will use is free."""
     chooser = random.Random()
-    for _ in range(FREE_PORT_TRIES):
+    for _ in range(100):
         port = chooser.randrange(FREE_PORT_FROM, FREE_PORT_UPTO - nodes)
         if all(_is_free(taken) for index in range(nodes) for taken in _ports(port + index)):
             return port

@@ -23,8 +23,6 @@ from chronik.local.errors import LocalClusterError
 from chronik.local.node_process import NodeProcess
 from chronik.node.config import ConfigError, load
 
-FOLDER_NAME = re.compile(r"node-(\d+)")
-
 
 class LocalNode:
     """A node with its settings in `folder`/node.toml. Reading its state never changes it."""
@@ -96,7 +94,7 @@ def nodes_in(folder: str) -> list[LocalNode]:
         return []
     except OSError as error:
         raise LocalClusterError(f"cannot read {folder}: {error.strerror}; pass another --dir") from None
-    paths = [os.path.join(folder, name) for name in names if FOLDER_NAME.fullmatch(name)]
+    paths = [os.path.join(folder, name) for name in names if re.fullmatch(r"node-\d+", name)]
     return sorted(
         (LocalNode(path) for path in paths if os.path.exists(os.path.join(path, "node.toml"))), key=lambda node: node.id
     )

@@ -19,8 +19,6 @@ from chronik.local.errors import LocalClusterError
 
 ProcessState = Literal["running", "paused"]
 
-POLL_INTERVAL_S = 0.02
-KILL_TIMEOUT_S = 45.0
 REASON_BYTES_MAX = 64 * 1024
 MESSAGE_PREFIX = "chronik: "
 CONFIG_FLAG = "--config"
@@ -121,7 +119,7 @@ class NodeProcess:
     def kill(self) -> None:
         """Send SIGKILL, and remove the pid file when the process has ended."""
         self.send(signal.SIGKILL)
-        self.wait_until_gone(KILL_TIMEOUT_S)
+        self.wait_until_gone(45.0)
         self.forget()
 
     def wait_until_gone(self, timeout_s: float) -> bool:
@@ -170,7 +168,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     while not condition():
         if time.monotonic() >= deadline_s:
             return False
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(0.02)
     return True
 
 

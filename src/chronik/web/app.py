@@ -38,7 +38,6 @@ from chronik.web.views import cluster_view, damages_view, topic_view, topics_vie
 
 T = TypeVar("T")
 
-METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SAMPLING_MAX = 4
 """How many requests may query every broker at the same time. Further requests wait."""
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -85,7 +84,7 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
         # Import Prometheus' library and render the text off the event loop, because both would delay other requests.
         await asyncio.to_thread(import_module, "prometheus_client.core")
         text = await asyncio.to_thread(render, list(node.metrics.collect()))
-        return Response(text, headers={"content-type": METRICS_CONTENT_TYPE})
+        return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def description(parameters: Parameters) -> schemas.OpenApi:
         return await asyncio.to_thread(describe, endpoints)

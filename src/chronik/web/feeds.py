@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from itertools import accumulate
 from typing import ClassVar
 
 import msgspec
@@ -254,12 +256,8 @@ class TopicsFeed(SampledFeed):
 
 def _first(topics: list[TopicImage]) -> list[TopicImage]:
     """Return the topics to sample: as many as fit into `SAMPLED_PARTITIONS_MAX`."""
-    partitions = 0
-    for index, topic in enumerate(topics):
-        partitions += len(topic.partitions)
-        if partitions > SAMPLED_PARTITIONS_MAX:
-            return topics[:index]
-    return topics
+    totals = list(accumulate(len(topic.partitions) for topic in topics))
+    return topics[: bisect_right(totals, SAMPLED_PARTITIONS_MAX)]
 
 
 class GroupsFeed(SampledFeed):

@@ -14,9 +14,6 @@ from starlette.applications import Starlette
 
 from chronik.web.http_bounds import BoundedApp, HttpConnection, WaitingConnections
 
-BACKLOG = 128
-SHUTDOWN_S = 2
-
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a bound socket that does not listen yet, so that a port in use is detected before anything starts."""
@@ -71,8 +68,8 @@ class WebServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=SHUTDOWN_S,
+                backlog=128,
+                timeout_graceful_shutdown=2,
             ),
             waiting,
         )
