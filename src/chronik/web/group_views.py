@@ -11,9 +11,8 @@ from chronik.client.groups import read_assignment
 from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.web import schemas
 from chronik.web.answers import Refusal
-from chronik.web.broker_pool import BrokerPool, PartitionName
 from chronik.web.node_view import NodeView, require_image
-from chronik.web.offsets import OffsetSampler
+from chronik.web.offsets import BrokerPool, OffsetSampler, PartitionName
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -16,8 +16,8 @@ from chronik.client.topics import EARLIEST, LATEST, Topics
 from chronik.metadata.image import BrokerImage
 from chronik.node.replicas.partition import Partition
 from chronik.web.answers import INT32_MAX, Flag, Number, Parameters, Refusal
-from chronik.web.broker_pool import CLIENT_ID
 from chronik.web.node_view import NodeView
+from chronik.web.offsets import CLIENT_ID
 from chronik.wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
