@@ -168,46 +168,34 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
         "client.id": "chronik-bench",
         "log_level": 0,
     }
+    clients, left = workload.clients, workload.records
+    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(clients)]
     if workload.mode == "consume":
         # When its queue is full, librdkafka does not fetch for a second: the faster the broker, the longer it sleeps.
         settings |= {"group.id": "chronik-bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 10}
-        return _consume_tasks(workload, topic, offsets, settings)
-    is_idempotent = workload.acks == "all" and workload.idempotent
-    settings |= {"acks": workload.acks, "enable.idempotence": is_idempotent}
-    if workload.linger_ms is not None:
-        settings["linger.ms"] = workload.linger_ms
-    partitions = sorted(offsets)
-    tasks = []
-    for index in range(workload.clients):
-        records = workload.records // workload.clients + (index < workload.records % workload.clients)
-        rate = None if workload.rate is None else workload.rate / workload.clients
-        own = ((partitions[index % len(partitions)], 0, records),)
-        if records:
-            tasks.append(WorkerTask(workload.mode, settings, topic.name, records, workload.size_bytes, rate, own))
-    if workload.mode == "roundtrip" and len(tasks) > len(partitions):
+        # Client i reads the partitions i, i + clients, ..., and each partition supplies its share.
+        for position, (partition, (start, end)) in enumerate(sorted(offsets.items())):
+            take = min(left, end - start)
+            left -= take
+            if take:
+                shares[position % clients].append((partition, start, take))
+    else:
+        is_idempotent = workload.acks == "all" and workload.idempotent
+        settings |= {"acks": workload.acks, "enable.idempotence": is_idempotent}
+        if workload.linger_ms is not None:
+            settings["linger.ms"] = workload.linger_ms
+        partitions = sorted(offsets)
+        for index, share in enumerate(shares):
+            share.append((partitions[index % len(partitions)], 0, left // clients + (index < left % clients)))
+    rate = None if workload.rate is None else workload.rate / clients
+    tasks = [
+        WorkerTask(workload.mode, settings, topic.name, records, workload.size_bytes, rate, tuple(share))
+        for share in shares
+        if (records := sum(count for *_, count in share))
+    ]
+    if workload.mode == "roundtrip" and len(tasks) > len(offsets):
         raise CliError(f"each round-trip client needs a partition: pass --partitions {len(tasks)} or more")
     return tasks
-
-
-def _consume_tasks(
-    workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]], settings: dict[str, Any]
-) -> list[WorkerTask]:
-    """Create the tasks: client i reads the partitions i, i + clients, ..., and each partition supplies its share."""
-    rate = None if workload.rate is None else workload.rate / workload.clients
-    left = workload.records
-    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(workload.clients)]
-    for position, (partition, (start, end)) in enumerate(sorted(offsets.items())):
-        take = min(left, end - start)
-        left -= take
-        if take:
-            shares[position % workload.clients].append((partition, start, take))
-    return [
-        WorkerTask(
-            "consume", settings, topic.name, sum(take for *_, take in share), workload.size_bytes, rate, tuple(share)
-        )
-        for share in shares
-        if share
-    ]
 
 
 def _receive_ready(pipe: Connection) -> None:

@@ -82,7 +82,6 @@ def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = F
     with_cluster(bootstrap, lambda online: Brokers(online).unregister(node_id))
     cluster.stop(node_id)
     shutil.rmtree(node.folder)
-    cluster.nodes = [other for other in cluster.nodes if other.id != node_id]
     cluster.introduce()
     remain = len(cluster.nodes)
     print(f"node {node_id} has left; {'1 node remains' if remain == 1 else f'{remain} nodes remain'}")

@@ -228,7 +228,8 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
             log.warning("exposed", detail=warning)
         settle_garbage_collector()
         _announce(config, broker, http_socket)
-        failure = await _wait_for_stop(stop, broker)
+        await _run_unless_stopped(stop, broker.failed())
+        failure = broker.failure
         log.info("stopping")
         try:
             await broker.stop()
@@ -247,28 +248,18 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
     return 0
 
 
-async def _run_unless_stopped(stop: asyncio.Event, start: Coroutine[Any, Any, None]) -> bool:
-    """Run `start`, which may wait for other nodes. Return False if a stop signal came first and cancelled it."""
-    starting = asyncio.create_task(start)
+async def _run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Run `work`, which may wait for other nodes. Return False if a stop signal came first and cancelled it."""
+    working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if starting.done():
-        await starting
+    if working.done():
+        await working
         return True
-    starting.cancel()
-    await asyncio.wait([starting])
+    working.cancel()
+    await asyncio.wait([working])
     return False
-
-
-async def _wait_for_stop(stop: asyncio.Event, broker: Broker) -> Exception | None:
-    """Wait for a stop signal, or for a failure from which the node cannot continue."""
-    stopping = asyncio.create_task(stop.wait())
-    failing = asyncio.create_task(broker.failed())
-    await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    failing.cancel()
-    return broker.failure
 
 
 async def _end_threads(executor: ThreadPoolExecutor, patience_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -117,15 +118,12 @@ async def follow(
 
 
 async def _addresses(bootstrap: str, topic: str) -> dict[int, str]:
-    brokers = Brokers(parse_bootstrap(bootstrap))
-    try:
+    with closing(Brokers(parse_bootstrap(bootstrap))) as brokers:
         layout = await brokers.layout(topic, FIRST_TIMEOUT_S)
         known = layout.topics.get(topic)
         if known is None or known.error is ErrorCode.unknown_topic_or_partition:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {topic} does not exist")
         return await all_http_addresses(await brokers.http_addresses())
-    finally:
-        brokers.close()
 
 
 def line_of(event: Trace) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError, ConnectionLost
@@ -24,16 +24,8 @@ FETCH_BYTES = 64 * 1024
 Address = tuple[str, int]
 OffsetsOrErrors = dict[tuple[str, int], tuple[int | None, str | None]]
 """By topic and partition."""
-
-
-class ReportedOffsets(NamedTuple):
-    """The offsets that one leader reported for one partition, or the error."""
-
-    log_start_offset: int | None
-    high_watermark: int | None
-    log_end_offset: int | None
-    error: str | None
-    answer_ms: float
+ReportedOffsets = tuple[int | None, int | None, int | None, str | None, float]
+"""Of one partition at its leader: log start, high watermark, log end, error, and the response time in ms."""
 
 
 class Brokers:
@@ -153,14 +145,14 @@ class Brokers:
             connection = await self._node_connection(node)
             starts, watermarks, ends = await log_bounds(connection, {topic: partitions}, REQUEST_TIMEOUT_S)
         except (ClientError, KafkaError) as error:
-            return {partition: ReportedOffsets(None, None, None, str(error), 0.0) for partition in partitions}
+            return dict.fromkeys(partitions, (None, None, None, str(error), 0.0))
         answer_ms = (self._loop.time() - began_s) * 1000
         reported: dict[int, ReportedOffsets] = {}
         for partition in partitions:
             start, _ = starts[topic, partition]
             watermark, watermark_error = watermarks[topic, partition]
             end, end_error = ends[topic, partition]
-            reported[partition] = ReportedOffsets(start, watermark, end, watermark_error or end_error, answer_ms)
+            reported[partition] = (start, watermark, end, watermark_error or end_error, answer_ms)
         return reported
 
     # -- groups --------------------------------------------------------------------------------------------------------

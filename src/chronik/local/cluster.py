@@ -104,7 +104,6 @@ class LocalCluster:
         shared = {"cluster_id": cluster_id, "default_replication_factor": min(REPLICAS_MAX, nodes), **(settings or {})}
         for index in range(nodes):
             self._write_node(index + 1, port + index, shared)
-        self.refresh()
         self.introduce()
 
     def add(self) -> LocalNode:
@@ -119,7 +118,6 @@ class LocalCluster:
             "durability": first.durability,
         }
         self._write_node(node_id, port, shared)
-        self.refresh()
         self.introduce()
         return self.node(node_id)
 
@@ -134,6 +132,7 @@ class LocalCluster:
 
     def introduce(self) -> None:
         """Write the list of peers to each node's settings, and give each node the cluster secret."""
+        self.refresh()
         for node in self.nodes:
             others = [{"id": other.id, "internal": str(other.internal)} for other in self.nodes if other is not node]
             node.change({"peers": others or None})
@@ -146,7 +145,7 @@ class LocalCluster:
         started = [node for node in self.nodes if node.process.state is None]
         try:
             for node in started:
-                self._launch(node)
+                self.launch(node.id)
             self.wait_until_ready(timeout_s)
         except BaseException:
             for node in started:
@@ -165,11 +164,13 @@ class LocalCluster:
     def launch(self, node_id: int) -> LocalNode:
         """Start one node's process without waiting for it to become ready."""
         node = self.node(node_id)
+        if node.process.state == "paused":
+            raise LocalClusterError(f"node {node_id} is paused: chronik cluster resume {node_id}")
         if node.process.state is not None:
-            if node.process.state == "paused":
-                raise LocalClusterError(f"node {node_id} is paused: chronik cluster resume {node_id}")
             raise LocalClusterError(f"node {node_id} is already running (process {node.process.pid})")
-        self._launch(node)
+        self._share_secret()
+        # Pass the folder explicitly: it may have been moved since its settings were written.
+        node.process.launch([*self.command_of(node.id), "--data-dir", node.folder], self._environment)
         return node
 
     def stop(self, node_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -261,11 +262,6 @@ class LocalCluster:
                     f"cannot copy the cluster secret from {source or self.folder} to {path}: {error.strerror}; "
                     "make both usable for this user alone"
                 ) from None
-
-    def _launch(self, node: LocalNode) -> None:
-        self._share_secret()
-        # Pass the folder explicitly: it may have been moved since its settings were written.
-        node.process.launch([*self.command_of(node.id), "--data-dir", node.folder], self._environment)
 
     def _running_node(self, node_id: int) -> LocalNode:
         node = self.node(node_id)
