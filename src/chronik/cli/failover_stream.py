@@ -15,7 +15,7 @@ from typing import Self
 from chronik.cli.output import progress
 from chronik.cli.verify_account import Account
 from chronik.cli.verify_clients import Report, open_reader, open_sender
-from chronik.cli.verify_run import end_offsets, number_of, record
+from chronik.cli.verify_run import is_read_to_end, number_of, record
 
 CHART_SLICE_S = 0.1
 IDLE_S_MAX = 60.0
@@ -121,7 +121,9 @@ class FailoverStream:
                         self.account.delivered(read.partition, read.offset, number_of(read))
                 if batch:
                     last_s = time.monotonic()
-                elif self._sent_all.is_set() and self.account.missing == 0:
-                    ends = end_offsets(self._bootstrap, self._topic)
-                    if ends is not None and all(self.account.next_offset(p) >= end for p, end in ends.items()):
-                        return
+                elif (
+                    self._sent_all.is_set()
+                    and self.account.missing == 0
+                    and is_read_to_end(self.account, self._bootstrap, self._topic, starts)
+                ):
+                    return

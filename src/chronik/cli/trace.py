@@ -135,10 +135,8 @@ def line_of(event: Trace) -> str:
 def _about(event: Trace) -> str:
     match event:
         case FetchStarted():
-            return (
-                f"#{event.fetch} {event.client_id} from {event.offset}, waits up to {event.max_wait_ms} ms for "
-                f"{event.min_bytes} bytes"
-            )
+            waits = f"waits up to {event.max_wait_ms} ms for {event.min_bytes} bytes"
+            return f"#{event.fetch} {event.client_id} from {event.offset}, {waits}"
         case WatermarkSeen():
             return f"#{event.fetch} watermark {event.high_watermark}, log end {event.log_end_offset}"
         case NoData():
@@ -162,7 +160,5 @@ def _about(event: Trace) -> str:
             acks = "" if event.acks is None else f", acks={event.acks}"
             return f"{event.old} to {event.new} by {event.why}{acks}"
         case IsrChanged():
-            return (
-                f"{', '.join(map(str, event.old))} to {', '.join(map(str, event.new))}, leader {event.leader} in epoch "
-                f"{event.leader_epoch}"
-            )
+            old, new = (", ".join(map(str, isr)) for isr in (event.old, event.new))
+            return f"{old} to {new}, leader {event.leader} in epoch {event.leader_epoch}"

@@ -68,8 +68,6 @@ class Account:
         self._partitions = [PartitionDeliveries() for _ in range(partitions)]
         self._next_offsets = [0] * partitions
 
-    # -- events --------------------------------------------------------------------------------------------------------
-
     def sent(self) -> None:
         self.produced += 1
 
@@ -103,8 +101,6 @@ class Account:
         else:
             self.duplicates += 1
         self._partitions[partition].add(offset, number, is_first)
-
-    # -- results -------------------------------------------------------------------------------------------------------
 
     @property
     def consumed(self) -> int:

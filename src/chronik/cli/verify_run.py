@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -152,19 +153,16 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, prepared:
             if batch:
                 last_s = now_s
                 show(account.consumed, f"{account.consumed:,} of {account.acked:,} read")
-            if account.missing == 0 and _is_read_to_end(account, prepared):
+            if account.missing == 0 and is_read_to_end(account, prepared.brokers, prepared.topic, prepared.starts):
                 break
     timeline.end(now_s, account.incomplete())
     return timeline
 
 
-def _is_read_to_end(account: Account, prepared: Prepared) -> bool:
+def is_read_to_end(account: Account, brokers: str, topic: str, starts: Mapping[int, int]) -> bool:
     """Return whether every partition was read to its end: a duplicate would come after the last expected record."""
-    ends = end_offsets(prepared.brokers, prepared.topic)
-    if ends is None:
-        return False
-    starts = prepared.starts
-    return all(max(account.next_offset(partition), starts[partition]) >= end for partition, end in ends.items())
+    ends = end_offsets(brokers, topic)
+    return ends is not None and all(max(account.next_offset(p), starts[p]) >= end for p, end in ends.items())
 
 
 def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:

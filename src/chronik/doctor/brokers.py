@@ -76,8 +76,6 @@ class Brokers:
         answers = await asyncio.gather(*(call(node) for node in nodes))
         return {node: answer for node, answer in zip(nodes, answers, strict=True) if answer is not None}
 
-    # -- metadata ------------------------------------------------------------------------------------------------------
-
     async def layout(self, topic: str, timeout_s: float = REQUEST_TIMEOUT_S) -> ClusterLayout:
         """Return the newest metadata of all brokers that answer. If none answers, raise the last broker's error."""
         addresses = list(dict.fromkeys((*self._bootstrap, *self.addresses.values())))
@@ -127,8 +125,6 @@ class Brokers:
         except ClientError as error:
             return error
 
-    # -- offsets -------------------------------------------------------------------------------------------------------
-
     async def offsets(self, topic: str, leaders: Mapping[int, int]) -> dict[int, ReportedOffsets]:
         """Return the start and end of each partition, from its leader. The leaders are queried in parallel."""
         led: dict[int, list[int]] = {}
@@ -155,15 +151,11 @@ class Brokers:
             reported[partition] = (start, watermark, end, watermark_error or end_error, answer_ms)
         return reported
 
-    # -- groups --------------------------------------------------------------------------------------------------------
-
     async def groups(self) -> list[str]:
         """Return the names of all groups that the responding brokers coordinate."""
         values: dict[str, list[str]] = {"states_filter": [], "types_filter": []}
         answers = await self._call_all(ApiKey.LIST_GROUPS, lambda node: values)
         return sorted({group.group_id for answer in answers.values() for group in answer.groups})
-
-    # -- probe fetch ---------------------------------------------------------------------------------------------------
 
     async def fetch(self, node: int, topic: str, partition: int, offset: int, timeout_s: float) -> None:
         """Fetch available records on a dedicated connection, so that the duration is what a consumer would wait."""
@@ -172,8 +164,6 @@ class Brokers:
         topics = [FetchTopic(topic, None, [FetchPartition(partition, -1, offset, -1, -1, FETCH_BYTES)])]
         request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=FETCH_BYTES, topics=topics)
         await connection.request(ApiKey.FETCH, version, write_fetch_request(version, request), timeout_s=timeout_s)
-
-    # -- Chronik only --------------------------------------------------------------------------------------------------
 
     async def http_addresses(self) -> dict[int, str]:
         """Return the HTTP address in each broker's configuration. Brokers that are not Chronik have none."""

@@ -129,8 +129,6 @@ class Examination:
                 f"{len(consuming)} groups consume the topic, and {GROUPS_MAX} were examined: name one with --group"
             )
 
-    # -- sampling ------------------------------------------------------------------------------------------------------
-
     async def _sample(self, *, is_first: bool = False) -> None:
         await asyncio.gather(self._sample_partitions(), *(self._sample_group(g, is_first) for g in self._groups))
         self.seen.seconds = self._now_s
@@ -189,8 +187,6 @@ class Examination:
         sample = GroupSample(self._now_s, description.state, members, here)
         self.seen.groups.setdefault(group, []).append(sample)
 
-    # -- probe fetches -------------------------------------------------------------------------------------------------
-
     async def _probe(self, partition: int) -> None:
         """Send one fetch after another. Ignore errors: the partition samples show them."""
         while True:
@@ -222,8 +218,6 @@ class Examination:
             if committed is not None and start <= committed < end:
                 return committed
         return start
-
-    # -- finish --------------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         if not self.seen.partitions:

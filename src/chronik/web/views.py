@@ -22,23 +22,12 @@ def cluster_view(
 
     `damages` are those of this node's own logs.
     """
-    leaders: Counter[int] = Counter()
-    replicas: Counter[int] = Counter()
-    in_sync: Counter[int] = Counter()
-    partitions = 0
-    under_replicated: list[str] = []
-    leaderless: list[str] = []
-    for topic in topics_by_name(image):
-        partitions += len(topic.partitions)
-        for partition in topic.partitions:
-            leaders[partition.leader] += 1
-            replicas.update(partition.replicas)
-            in_sync.update(partition.isr)
-            name = f"{topic.name}-{partition.partition}"
-            if len(partition.isr) < len(partition.replicas):
-                under_replicated.append(name)
-            if partition.leader < 0:
-                leaderless.append(name)
+    partitions = [(topic.name, partition) for topic in topics_by_name(image) for partition in topic.partitions]
+    leaders = Counter(partition.leader for _, partition in partitions)
+    replicas = Counter(node for _, partition in partitions for node in partition.replicas)
+    in_sync = Counter(node for _, partition in partitions for node in partition.isr)
+    under_replicated = [f"{name}-{p.partition}" for name, p in partitions if len(p.isr) < len(p.replicas)]
+    leaderless = [f"{name}-{p.partition}" for name, p in partitions if p.leader < 0]
     return schemas.Cluster(
         cluster_id=image.cluster_id,
         node_id=node_id,
@@ -59,7 +48,7 @@ def cluster_view(
             for _, broker in sorted(image.brokers.items())
         ],
         topics=len(image.topics),
-        partitions=partitions,
+        partitions=len(partitions),
         under_replicated=len(under_replicated),
         leaderless=len(leaderless),
         under_replicated_partitions=under_replicated[:NAMED_PARTITIONS_MAX],
