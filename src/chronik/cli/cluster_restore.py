@@ -98,14 +98,12 @@ def _print(image: ClusterImage, logs: Sequence[FoundLog], nodes: int) -> None:
 
 
 def _print_lost(image: ClusterImage, compacted: Sequence[str]) -> None:
-    for name, topic in sorted(image.topics.items()):
-        for partition in topic.partitions:
-            if not partition.isr:
-                print(
-                    f"{name}-{partition.partition} stays offline because no log has every committed record: "
-                    f"see chronik topic recover {name} --partition {partition.partition} --from "
-                    f"{partition.replicas[0]} once the nodes run"
-                )
+    partitions = [(name, p) for name, topic in sorted(image.topics.items()) for p in topic.partitions if not p.isr]
+    for name, partition in partitions:
+        print(
+            f"{name}-{partition.partition} stays offline because no log has every committed record: see chronik topic "
+            f"recover {name} --partition {partition.partition} --from {partition.replicas[0]} once the nodes run"
+        )
     off = ", ".join(f"{key}={value}" for key, value in KEEP_ALL.items())
     print(
         f"lost: settings of topics and brokers, and partitions above the last one found. Topics keep all records "

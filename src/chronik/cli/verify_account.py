@@ -19,6 +19,7 @@ import math
 import operator
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 SEEDS_RATE = 100 * 4391 / 5000
@@ -26,16 +27,14 @@ SEEDS_RATE = 100 * 4391 / 5000
 PASS, PARTIAL, FAIL = "PASS", "PARTIAL", "FAIL"
 
 
+@dataclass(slots=True)
 class PartitionDeliveries:
     """The deliveries of one partition, in order."""
 
-    __slots__ = ("highest_number", "highest_offset", "offsets", "out_of_order")
-
-    def __init__(self) -> None:
-        self.offsets = array("q")
-        self.highest_offset = -1
-        self.highest_number = -1
-        self.out_of_order = 0
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    highest_offset: int = -1
+    highest_number: int = -1
+    out_of_order: int = 0
 
     def add(self, offset: int, number: int, is_first: bool) -> None:
         if is_first and (offset <= self.highest_offset or number < self.highest_number):

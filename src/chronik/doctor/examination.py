@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from chronik.client.cluster import Cluster
@@ -37,16 +38,13 @@ async def diagnose(
 
     Raises UNKNOWN_TOPIC_OR_PARTITION, GROUP_ID_NOT_FOUND, or a ClientError if no broker can be reached.
     """
-    examination = Examination(bootstrap, topic, group)
-    try:
+    async with aclosing(Examination(bootstrap, topic, group)) as examination:
         await examination.run(min(seconds, SECONDS_MAX))
-    finally:
-        await examination.close()
     return judge(examination.seen)
 
 
 class Examination:
-    """One examination. Owned by its event loop; `close` cancels the fetches that still run."""
+    """One examination. Owned by its event loop; `aclose` cancels the fetches that still run."""
 
     def __init__(self, bootstrap: Sequence[Address], topic: str, group: str | None) -> None:
         self.seen = Observations(topic, group)
@@ -64,7 +62,7 @@ class Examination:
     def _now_s(self) -> float:
         return self._loop.time() - self._began_s
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for task in self._probes.values():
             task.cancel()
         await asyncio.gather(*self._probes.values(), return_exceptions=True)

@@ -159,7 +159,7 @@ class SampledFeed(Feed):
         return max(self.interval_s, len(self._sampler.samples) / PARTITIONS_PER_S)
 
     async def close(self) -> None:
-        await self._sampler.close()
+        await self._sampler.aclose()
 
 
 class LivePartition(schemas.Partition, frozen=True):

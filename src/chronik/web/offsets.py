@@ -116,7 +116,7 @@ class OffsetSampler:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Task[dict[PartitionName, Bounds]]] = {}
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for task in self._pending.values():
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
