@@ -101,20 +101,18 @@ class NodeProcess:
         child.returncode = 0
         self._child_pid = child.pid
 
-    def send(self, number: signal.Signals) -> bool:
-        """Send a signal; return False if no process runs."""
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if the process runs."""
         pid = self.pid
-        if pid is None:
-            return False
         try:
-            os.kill(pid, number)
+            if pid is not None:
+                os.kill(pid, number)
         except ProcessLookupError:
-            return False
+            pass
         except PermissionError:
             raise LocalClusterError(
                 f"process {pid} belongs to another user: run this command as the user who started it"
             ) from None
-        return True
 
     def kill(self) -> None:
         """Send SIGKILL, and remove the pid file when the process has ended."""

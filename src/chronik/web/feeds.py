@@ -149,10 +149,11 @@ class ClusterFeed(Feed):
 
 
 class SampledFeed(Feed):
-    """A feed with offsets from all over the cluster."""
+    """A feed with offsets from all over the cluster. `name` is that of the topic or group, if the feed is about one."""
 
-    def __init__(self, node: NodeView) -> None:
+    def __init__(self, node: NodeView, name: str = "") -> None:
         super().__init__(node)
+        self._name = name
         self._sampler = OffsetSampler(node)
 
     def pause_s(self) -> float:
@@ -184,15 +185,11 @@ class TopicFeed(SampledFeed):
     event = "topic"
     interval_s = 0.5
 
-    def __init__(self, node: NodeView, topic: str) -> None:
-        super().__init__(node)
-        self._topic = topic
-
     async def tick(self) -> None:
         image = require_image(self._node)
-        topic = image.topic(self._topic)
+        topic = image.topic(self._name)
         if topic is None:
-            raise Refusal(404, f"topic {self._topic[:260]} does not exist")
+            raise Refusal(404, f"topic {self._name[:260]} does not exist")
         if self._node.is_ready:
             await self._sampler.sample(image, [topic])
         now_s = self._loop.time()
@@ -272,9 +269,5 @@ class GroupFeed(SampledFeed):
     event = "group"
     interval_s = 1.0
 
-    def __init__(self, node: NodeView, group: str) -> None:
-        super().__init__(node)
-        self._group = group
-
     async def tick(self) -> None:
-        self.send(await group_view(self._group, self._node, self._sampler))
+        self.send(await group_view(self._name, self._node, self._sampler))
