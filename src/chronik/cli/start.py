@@ -41,8 +41,13 @@ Adapt: TypeAlias = "Callable[[NodeConfig, Environment], Environment]"
 """Replaces parts of the node's environment, such as its disk."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-HEAP_KEPT_BYTES = 64 * 1024 * 1024
-MMAP_FROM_BYTES = 32 * 1024 * 1024
+SETTINGS = {
+    "listen": "listen.kafka",
+    "advertise": "advertise.kafka",
+    "http": "listen.http",
+    "internal": "listen.internal",
+}
+"""The settings of the flags that are named differently."""
 FAILED = 1
 THREAD_PREFIX = "chronik"
 THREADS_LOOK_S = 0.01
@@ -62,7 +67,7 @@ def main(arguments: list[str], adapt: Adapt | None = None) -> int:
 
 
 def _main(arguments: list[str], adapt: Adapt | None) -> int:
-    flags = _parser().parse_args(arguments)
+    flags = vars(_parser().parse_args(arguments))
     tune_process()
     with unused_modules("rich", "hypothesis"):
         from chronik.node.config import ConfigError, load
@@ -70,21 +75,9 @@ def _main(arguments: list[str], adapt: Adapt | None) -> int:
         from chronik.raft.store import StoreError
         from chronik.storage.folder import DataFolderError
     try:
-        config = load(
-            flags.config,
-            os.environ,
-            {
-                "node_id": flags.node_id,
-                "data_dir": flags.data_dir,
-                "listen.kafka": flags.listen,
-                "advertise.kafka": flags.advertise,
-                "listen.http": flags.http,
-                "listen.internal": flags.internal,
-                "durability": flags.durability,
-                "loop": flags.loop,
-                "log_levels": parse_levels(flags.log_level) or None,
-            },
-        )
+        path, levels = flags.pop("config"), parse_levels(flags.pop("log_level"))
+        given = {SETTINGS.get(flag, flag): value for flag, value in flags.items()}
+        config = load(path, os.environ, {**given, "log_levels": levels or None})
         with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
             return runner.run(run_node(config, adapt))
     except (ConfigError, DataFolderError, LogLevelError, StoreError, CliError) as error:
@@ -105,8 +98,8 @@ def tune_process() -> None:
     sys.setswitchinterval(0.00005)
     with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to tune
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
-        libc.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024)
+        libc.mallopt(M_TRIM_THRESHOLD, 64 * 1024 * 1024)
 
 
 def settle_garbage_collector() -> None:
