@@ -28,8 +28,6 @@ from chronik.wire.produce import ProduceRequest, ProduceTopic, write_produce_req
 
 PRODUCE_VERSION = 7
 CORRELATION_AT = 8
-DRAIN_S = 10.0
-PROGRESS_EVERY_S = 0.25
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
@@ -45,12 +43,11 @@ class RequestLoad:
 
 
 class RequestDriver(asyncio.Protocol):
-    """One connection that never has more than `depth` unanswered requests. Owned by the event loop."""
+    """One connection: each answer is followed by another request. Owned by the event loop."""
 
-    def __init__(self, frame: bytes, topic: str, depth: int, load: RequestLoad) -> None:
+    def __init__(self, frame: bytes, topic: str, load: RequestLoad) -> None:
         self._frame = bytearray(frame)
         self._error_at = 4 + 4 + 4 + 2 + len(topic.encode()) + 4 + 4
-        self._depth = depth
         self._load = load
         self._transport: asyncio.WriteTransport | None = None
         self._received = bytearray()
@@ -62,9 +59,6 @@ class RequestDriver(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
-
-    def start(self) -> None:
-        self._send(self._depth)
 
     def stop(self) -> None:
         self._stopping = True
@@ -89,7 +83,7 @@ class RequestDriver(asyncio.Protocol):
         if self._stopping:
             self.stop()
         else:
-            self._send(answered)
+            self.send(answered)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._load.errors += len(self._sent_s)
@@ -100,7 +94,7 @@ class RequestDriver(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _send(self, count: int) -> None:
+    def send(self, count: int) -> None:
         assert self._transport is not None
         requests = []
         for _ in range(count):
@@ -154,20 +148,20 @@ async def _drive(cluster: Cluster, topic: str, workload: RequestWorkload, show: 
         if not connection.supports(ApiKey.PRODUCE, PRODUCE_VERSION):
             raise CliError(f"{connection.name} does not support Produce {PRODUCE_VERSION}: use a newer broker")
         frame = _produce_frame(topic, partition, workload.size_bytes, workload.acks)
-        driver = RequestDriver(frame, topic, workload.depth, load)
+        driver = RequestDriver(frame, topic, load)
         await loop.create_connection(lambda driver=driver: driver, broker.host, broker.port)  # type: ignore[misc]
         drivers.append(driver)
     started_s = time.perf_counter()
     for driver in drivers:
-        driver.start()
+        driver.send(workload.depth)
     while (passed_s := time.perf_counter() - started_s) < workload.seconds:
-        await asyncio.sleep(min(PROGRESS_EVERY_S, workload.seconds - passed_s))
+        await asyncio.sleep(min(0.25, workload.seconds - passed_s))
         show(passed_s, f"{load.answered:,} requests")
     load.seconds = passed_s
     answered = load.answered
     for driver in drivers:
         driver.stop()
-    await asyncio.wait([driver.finished for driver in drivers], timeout=DRAIN_S)
+    await asyncio.wait([driver.finished for driver in drivers], timeout=10.0)
     load.answered = answered
     for driver in drivers:
         driver.close()

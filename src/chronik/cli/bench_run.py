@@ -23,11 +23,8 @@ from chronik.client.topics import EARLIEST, LATEST, Topics
 
 # As in `node.config`, which a client does not load: that takes a quarter of a second.
 HTTP_PORT_BELOW_KAFKA = 3000
-METRICS_TIMEOUT_S = 3.0
 READY_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 5.0
 END_TIMEOUT_S = 15.0
-END_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,7 @@ def http_addresses(brokers: Iterable[tuple[str, int]], override: str | None) -> 
 
 def _read_usage(address: str) -> BrokerUsage | None:
     try:
-        text = get_blocking(address, "/metrics", METRICS_TIMEOUT_S).decode()
+        text = get_blocking(address, "/metrics", 3.0).decode()
         if "chronik_" not in text:
             return None
         values = dict(line.split(" ", 1) for line in text.splitlines() if line.startswith("process_"))
@@ -135,7 +132,7 @@ def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> Be
         for pipe in pipes:
             pipe.close()
         for process in processes:
-            process.join(STOP_TIMEOUT_S)
+            process.join(5.0)
             if process.is_alive():
                 process.kill()
     errors = sum(result.errors for result in results)
@@ -162,7 +159,7 @@ def _appended(topic: RunningTopic, before: int, expected: int) -> int:
         appended = sum(end for _, end in topic.offsets().values()) - before
         if appended >= expected or time.monotonic() >= deadline_s:
             return appended
-        time.sleep(END_POLL_S)
+        time.sleep(0.05)
 
 
 def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]]) -> list[WorkerTask]:
@@ -171,46 +168,34 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
         "client.id": "chronik-bench",
         "log_level": 0,
     }
+    clients, left = workload.clients, workload.records
+    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(clients)]
     if workload.mode == "consume":
         # When its queue is full, librdkafka does not fetch for a second: the faster the broker, the longer it sleeps.
         settings |= {"group.id": "chronik-bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 10}
-        return _consume_tasks(workload, topic, offsets, settings)
-    is_idempotent = workload.acks == "all" and workload.idempotent
-    settings |= {"acks": workload.acks, "enable.idempotence": is_idempotent}
-    if workload.linger_ms is not None:
-        settings["linger.ms"] = workload.linger_ms
-    partitions = sorted(offsets)
-    tasks = []
-    for index in range(workload.clients):
-        records = workload.records // workload.clients + (index < workload.records % workload.clients)
-        rate = None if workload.rate is None else workload.rate / workload.clients
-        own = ((partitions[index % len(partitions)], 0, records),)
-        if records:
-            tasks.append(WorkerTask(workload.mode, settings, topic.name, records, workload.size_bytes, rate, own))
-    if workload.mode == "roundtrip" and len(tasks) > len(partitions):
+        # Client i reads the partitions i, i + clients, ..., and each partition supplies its share.
+        for position, (partition, (start, end)) in enumerate(sorted(offsets.items())):
+            take = min(left, end - start)
+            left -= take
+            if take:
+                shares[position % clients].append((partition, start, take))
+    else:
+        is_idempotent = workload.acks == "all" and workload.idempotent
+        settings |= {"acks": workload.acks, "enable.idempotence": is_idempotent}
+        if workload.linger_ms is not None:
+            settings["linger.ms"] = workload.linger_ms
+        partitions = sorted(offsets)
+        for index, share in enumerate(shares):
+            share.append((partitions[index % len(partitions)], 0, left // clients + (index < left % clients)))
+    rate = None if workload.rate is None else workload.rate / clients
+    tasks = [
+        WorkerTask(workload.mode, settings, topic.name, records, workload.size_bytes, rate, tuple(share))
+        for share in shares
+        if (records := sum(count for *_, count in share))
+    ]
+    if workload.mode == "roundtrip" and len(tasks) > len(offsets):
         raise CliError(f"each round-trip client needs a partition: pass --partitions {len(tasks)} or more")
     return tasks
-
-
-def _consume_tasks(
-    workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]], settings: dict[str, Any]
-) -> list[WorkerTask]:
-    """Create the tasks: client i reads the partitions i, i + clients, ..., and each partition supplies its share."""
-    rate = None if workload.rate is None else workload.rate / workload.clients
-    left = workload.records
-    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(workload.clients)]
-    for position, (partition, (start, end)) in enumerate(sorted(offsets.items())):
-        take = min(left, end - start)
-        left -= take
-        if take:
-            shares[position % workload.clients].append((partition, start, take))
-    return [
-        WorkerTask(
-            "consume", settings, topic.name, sum(take for *_, take in share), workload.size_bytes, rate, tuple(share)
-        )
-        for share in shares
-        if share
-    ]
 
 
 def _receive_ready(pipe: Connection) -> None:

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-PROGRESS_EVERY_S = 0.25
 STALL_S_MAX = 60.0
 FIRST_S_MAX = 30.0
 LATENCY_SAMPLES_MAX = 100_000
-CONSUME_BATCH = 10_000
 TICK_S = 0.005
 
 
@@ -73,7 +71,7 @@ class _Reporter:
     def progress(self, done: int) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s:
-            self._next_s = now_s + PROGRESS_EVERY_S
+            self._next_s = now_s + 0.25
             self._pipe.send(("progress", done))
 
 
@@ -107,9 +105,8 @@ def _produce(task: WorkerTask, pipe: Connection) -> WorkerResult:
         if error is None:
             result.latencies_ms.append(message.latency() * 1000)
 
-    pace = _Pace(task.rate, result.started_s)
     while sent < task.records:
-        for _ in range(min(pace.due(sent), task.records - sent, 1000)):
+        for _ in range(min(_due(task.rate, result.started_s, sent), task.records - sent, 1000)):
             sampled = delivered if sent % sample_every == 0 else None
             while True:
                 try:
@@ -137,11 +134,10 @@ def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
     reporter = _Reporter(pipe)
     result = reporter.wait_for_go()
     consumer.assign([TopicPartition(task.topic, partition, start) for partition, start, _ in task.partitions])
-    pace = _Pace(task.rate, result.started_s)
     last_s = time.monotonic()
     while result.records < task.records:
-        count = min(CONSUME_BATCH, task.records - result.records)
-        if task.rate is not None and (count := min(count, pace.due(result.records))) == 0:
+        count = min(10_000, task.records - result.records)
+        if task.rate is not None and (count := min(count, _due(task.rate, result.started_s, result.records))) == 0:
             time.sleep(TICK_S)
             continue
         called_s = time.monotonic()
@@ -196,10 +192,9 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
 
     reader = threading.Thread(target=read)
     reader.start()
-    pace = _Pace(task.rate, result.started_s)
     sent = 0
     while sent < task.records:
-        for _ in range(min(pace.due(sent), task.records - sent)):
+        for _ in range(min(_due(task.rate, result.started_s, sent), task.records - sent)):
             value = time.monotonic_ns().to_bytes(8, "big") + padding
             producer.produce(task.topic, value, partition=partition)
             sent += 1
@@ -216,14 +211,8 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
     return result
 
 
-class _Pace:
-    """The number of records due by now at a rate; without a rate, as many as the client accepts."""
-
-    def __init__(self, rate: float | None, started_s: float) -> None:
-        self._rate = rate
-        self._started_s = started_s
-
-    def due(self, sent: int) -> int:
-        if self._rate is None:
-            return 1000
-        return max(0, int((time.monotonic() - self._started_s) * self._rate) + 1 - sent)
+def _due(rate: float | None, started_s: float, sent: int) -> int:
+    """Return the number of records due by now at a rate; without a rate, as many as the client accepts."""
+    if rate is None:
+        return 1000
+    return max(0, int((time.monotonic() - started_s) * rate) + 1 - sent)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from chronik.cli.cluster_status import print_status, status_of
 from chronik.cli.errors import CliError, say
 from chronik.cli.options import AsJson
-from chronik.cli.output import print_json
+from chronik.cli.output import print_json, print_table
 from chronik.local.cluster import NODES_MAX, LocalCluster
+from chronik.local.node import LocalNode
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, in the background.")
-
-DEFAULT_NODES = 3
-DEFAULT_PORT = 9092
 
 Folder = Annotated[str, typer.Option("--dir", metavar="DIR", help="The folder of the cluster.")]
 NodeId = Annotated[int, typer.Argument(metavar="N", min=1)]
@@ -45,7 +42,7 @@ def up(
             _print_addresses(cluster)
             return
         if not cluster.nodes:
-            cluster.create(nodes or DEFAULT_NODES, DEFAULT_PORT if port is None else port)
+            cluster.create(nodes or 3, 9092 if port is None else port)
         elif port is not None and port != cluster.nodes[0].kafka.port:
             cluster.move_to(port)
         started = [node.id for node in cluster.nodes if node.process.state is None]
@@ -78,11 +75,72 @@ def _print_addresses(cluster: LocalCluster) -> None:
 @app.command()
 def status(as_json: AsJson = False, folder: Folder = DEFAULT_FOLDER) -> None:
     """Show nodes, controller, leaders, ISR and under-replicated partitions."""
-    status = status_of(_existing(folder))
+    status = _status_of(_existing(folder))
     if as_json:
         print_json(status)
     else:
-        print_status(status)
+        _print_status(status)
+
+
+def _status_of(cluster: LocalCluster) -> dict[str, Any]:
+    """Return the status with all fields; fields that no running node can supply are null."""
+    view = cluster.view() or {}
+    known = {node["id"]: node for node in view.get("nodes", ())}
+    return {
+        "controller": view.get("controller"),
+        "nodes": [_node(node, known.get(node.id, {})) for node in cluster.nodes],
+        **{name: view.get(name) for name in ("under_replicated", "leaderless", "topics", "partitions")},
+        "under_replicated_partitions": view.get("under_replicated_partitions", []),
+        "leaderless_partitions": view.get("leaderless_partitions", []),
+        "cluster_id": view.get("cluster_id"),
+        "bootstrap": cluster.bootstrap,
+    }
+
+
+def _node(node: LocalNode, known: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "state": _node_state(node, known),
+        "kafka": node.bootstrap,
+        "http": str(node.http),
+        "pid": node.process.pid,
+        **{name: known.get(name) for name in ("leaders", "replicas", "in_sync")},
+    }
+
+
+def _node_state(node: LocalNode, known: dict[str, Any]) -> str:
+    """Return stopped, paused, starting, fenced (it runs, but the controller has fenced it) or running."""
+    process = node.process.state
+    if process != "running":
+        return process or "stopped"
+    if not node.is_ready:
+        return "starting"
+    return "fenced" if known.get("state") == "fenced" else "running"
+
+
+def _print_status(status: dict[str, Any]) -> None:
+    columns = ("id", "state", "kafka", "http", "pid", "leaders", "replicas", "in_sync")
+    rows = [
+        [f"{node['id']} (controller)" if node["id"] == status["controller"] else node["id"]]
+        + [node[column] for column in columns[1:]]
+        for node in status["nodes"]
+    ]
+    print_table("", columns, rows, ("pid", "leaders", "replicas", "in_sync"))
+    if status["under_replicated"] is None:
+        print("no node answers, so leaders and in-sync replicas are unknown: start the nodes with chronik cluster up")
+        return
+    if status["controller"] is None:
+        print("no controller: a majority of the nodes must run; start them with chronik cluster up")
+    print(f"{status['partitions']} partitions of {status['topics']} topics")
+    print(f"under-replicated: {_named(status['under_replicated'], status['under_replicated_partitions'])}")
+    print(f"without a leader: {_named(status['leaderless'], status['leaderless_partitions'])}")
+
+
+def _named(count: int, names: list[str]) -> str:
+    """Return the count, and the first few names."""
+    shown = names[:8]
+    more = ", ..." if count > len(shown) else ""
+    return f"{count} ({', '.join(shown)}{more})" if count else "0"
 
 
 @app.command()

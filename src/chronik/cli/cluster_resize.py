@@ -18,10 +18,8 @@ from chronik.client.layout import ClusterLayout
 from chronik.local.cluster import LocalCluster
 from chronik.wire.errors import KafkaError
 
-POLL_INTERVAL_S = 0.3
 STALL_S_MAX = 600.0
 MOVES_AT_ONCE = 500
-NODES_FOR_ONE_LOSS = 3
 
 
 def add_node(cluster: LocalCluster) -> None:
@@ -84,20 +82,20 @@ def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = F
     with_cluster(bootstrap, lambda online: Brokers(online).unregister(node_id))
     cluster.stop(node_id)
     shutil.rmtree(node.folder)
-    cluster.nodes = [other for other in cluster.nodes if other.id != node_id]
     cluster.introduce()
     remain = len(cluster.nodes)
     print(f"node {node_id} has left; {'1 node remains' if remain == 1 else f'{remain} nodes remain'}")
-    if remain < NODES_FOR_ONE_LOSS:
+    if remain < 3:
         say("with fewer than three nodes, the cluster stops when one node stops: add one with chronik cluster add")
 
 
 def _check_all_run(cluster: LocalCluster) -> None:
     for node in cluster.nodes:
-        if node.process.state is None:
-            raise CliError(f"node {node.id} is not running, and data must move: chronik cluster start {node.id} first")
-        if node.process.state == "paused":
-            raise CliError(f"node {node.id} is paused, and data must move: chronik cluster resume {node.id} first")
+        if (state := node.process.state) != "running":
+            problem, command = ("not running", "start") if state is None else ("paused", "resume")
+            raise CliError(
+                f"node {node.id} is {problem}, and data must move: chronik cluster {command} {node.id} first"
+            )
 
 
 def _replicas(layout: ClusterLayout) -> dict[Partition, Replicas]:
@@ -122,21 +120,18 @@ async def _carry_out(online: Cluster, targets: Mapping[Partition, Replicas], wha
             if requested:
                 await brokers.move({partition: targets[partition] for partition in requested})
                 ongoing.update(requested)
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(0.3)
             try:
                 ongoing &= (await brokers.moves()).keys()
+                stall = (
+                    f"no move has completed for {STALL_S_MAX:g} s, {len(ongoing)} are in progress: "
+                    "see chronik cluster status; they continue by themselves"
+                )
             except (KafkaError, ClientError) as error:
-                if time.monotonic() - progress_s > STALL_S_MAX:
-                    raise CliError(
-                        f"the cluster does not report the progress of the move ({error}): the move continues by itself"
-                    ) from None
-                continue
+                stall = f"the cluster does not report the progress of the move ({error}): the move continues by itself"
             if len(targets) - len(waiting) - len(ongoing) > completed:
                 completed = len(targets) - len(waiting) - len(ongoing)
                 progress_s = time.monotonic()
             show(completed, f"{completed} of {len(targets)} partitions")
             if time.monotonic() - progress_s > STALL_S_MAX:
-                raise CliError(
-                    f"no move has completed for {STALL_S_MAX:g} s, {len(ongoing)} are in progress: "
-                    "see chronik cluster status; they continue by themselves"
-                )
+                raise CliError(stall)

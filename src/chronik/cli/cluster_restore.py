@@ -85,28 +85,25 @@ def _cluster_id(folders: Sequence[DataFolder]) -> str:
 
 def _print(image: ClusterImage, logs: Sequence[FoundLog], nodes: int) -> None:
     rows = []
+    # The longest log of each partition.
+    ends = {(log.topic, log.partition): log.log_end_offset for log in sorted(logs, key=lambda log: log.log_end_offset)}
     for name, topic in sorted(image.topics.items()):
-        ends: dict[int, int] = {}
-        for log in logs:
-            if log.topic == name:
-                ends[log.partition] = max(ends.get(log.partition, 0), log.log_end_offset)
+        end = sum(end for (topic_name, _), end in ends.items() if topic_name == name)
         offline = sum(not partition.isr for partition in topic.partitions)
         replicas = max(len(partition.replicas) for partition in topic.partitions)
-        rows.append((name, topic.id, len(topic.partitions), replicas, sum(ends.values()), offline))
+        rows.append((name, topic.id, len(topic.partitions), replicas, end, offline))
     columns = ("topic", "id", "partitions", "replicas", "log ends, summed", "offline")
     title = f"metadata of {nodes} nodes of cluster {image.cluster_id or '(without an id)'} rebuilt; start them now"
     print_table(title, columns, rows, columns[2:])
 
 
 def _print_lost(image: ClusterImage, compacted: Sequence[str]) -> None:
-    for name, topic in sorted(image.topics.items()):
-        for partition in topic.partitions:
-            if not partition.isr:
-                print(
-                    f"{name}-{partition.partition} stays offline because no log has every committed record: "
-                    f"see chronik topic recover {name} --partition {partition.partition} --from "
-                    f"{partition.replicas[0]} once the nodes run"
-                )
+    partitions = [(name, p) for name, topic in sorted(image.topics.items()) for p in topic.partitions if not p.isr]
+    for name, partition in partitions:
+        print(
+            f"{name}-{partition.partition} stays offline because no log has every committed record: see chronik topic "
+            f"recover {name} --partition {partition.partition} --from {partition.replicas[0]} once the nodes run"
+        )
     off = ", ".join(f"{key}={value}" for key, value in KEEP_ALL.items())
     print(
         f"lost: settings of topics and brokers, and partitions above the last one found. Topics keep all records "

@@ -8,16 +8,14 @@ from typing import Any
 from chronik.cli.errors import CliError
 from chronik.client.endpoint import parse_bootstrap
 
-REACH_TIMEOUT_S = 10.0
-
 
 def client_settings(bootstrap: str, **more: Any) -> dict[str, Any]:
     """Return the settings that all clients share; `more` uses underscores for the dots of librdkafka's names."""
     return {
         "bootstrap.servers": ",".join(str(endpoint) for endpoint in parse_bootstrap(bootstrap)),
         "client.id": "chronik-cli",
-        "logger": _silent(),
-        "error_cb": _ignore,
+        "logger": silent("chronik.confluent"),
+        "error_cb": lambda error: None,  # errors that matter are returned with the affected record or call
         "broker.address.family": "any",
         **{name.replace("_", "."): value for name, value in more.items()},
     }
@@ -28,7 +26,7 @@ def partitions_of(client: Any, topic: str, bootstrap: str) -> list[int]:
     from confluent_kafka import KafkaException
 
     try:
-        metadata = client.list_topics(topic, timeout=REACH_TIMEOUT_S).topics[topic]
+        metadata = client.list_topics(topic, timeout=10.0).topics[topic]
     except KafkaException as error:
         raise CliError(
             f"no broker answers at {bootstrap} ({error.args[0].str()}): start one, or pass -b HOST:PORT"
@@ -38,13 +36,9 @@ def partitions_of(client: Any, topic: str, bootstrap: str) -> list[int]:
     return sorted(metadata.partitions)
 
 
-def _silent() -> logging.Logger:
-    """Return a silent logger: librdkafka logs each lost connection to standard error, where we promise one line."""
-    logger = logging.getLogger("chronik.confluent")
+def silent(name: str) -> logging.Logger:
+    """Silence a logger: clients log each lost connection to standard error, where we promise one line."""
+    logger = logging.getLogger(name)
     logger.propagate = False
     logger.setLevel(logging.CRITICAL + 1)
     return logger
-
-
-def _ignore(error: object) -> None:
-    """Do nothing: errors that matter are returned with the affected record or call."""

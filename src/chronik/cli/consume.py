@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from base64 import b64encode
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -37,28 +38,25 @@ def consume(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print a topic's records until --count, --timeout or Ctrl-C."""
-    receipt_file = open_ledger(receipts, "--receipts")
     idle = IdleClock(timeout, joined=group is None)
-    consumer = _consumer(topic, group, from_beginning, bootstrap, idle)
-    printer = JsonPrinter(topic, group) if as_json else LinePrinter()
-    signal.signal(signal.SIGTERM, _interrupt)
-    consumed = 0
-    try:
-        consumed = _run(consumer, printer, receipt_file, group is not None, count, idle)
-    finally:
-        consumer.close()  # commits the stored offsets
-        printer.close()
-        if receipt_file is not None:
-            receipt_file.close()
-    if count is not None and consumed < count and timeout is not None and not printer.interrupted:
-        raise CliError(f"only {consumed} of {count} records arrived: {timeout:g} s passed without one", CHECK_FAILED)
+    with open_ledger(receipts, "--receipts") or nullcontext() as receipt_file:
+        consumer = _consumer(topic, group, from_beginning, bootstrap, idle)
+        printer = JsonPrinter(topic, group) if as_json else LinePrinter()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            _run(consumer, printer, receipt_file, group is not None, count, idle)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            consumer.close()  # commits the stored offsets
+            printer.close()
 
 
 class IdleClock:
     """The time since the last record. The time to join a group is excluded."""
 
     def __init__(self, timeout_s: float | None, joined: bool) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._joined = joined
         self._since_s = time.monotonic()
 
@@ -71,9 +69,9 @@ class IdleClock:
 
     @property
     def is_expired(self) -> bool:
-        if self._timeout_s is None:
+        if self.timeout_s is None:
             return False
-        allowed_s = self._timeout_s if self._joined else max(self._timeout_s, JOIN_S_MAX)
+        allowed_s = self.timeout_s if self._joined else max(self.timeout_s, JOIN_S_MAX)
         return time.monotonic() - self._since_s >= allowed_s
 
 
@@ -108,33 +106,32 @@ def _run(
     commit: bool,
     count: int | None,
     idle: IdleClock,
-) -> int:
+) -> None:
     """Consume; store a record's offset after it was printed and receipted, so that a crash repeats but never skips."""
     consumed = 0
-    try:
-        while count is None or consumed < count:
-            batch_max = BATCH_RECORDS_MAX if count is None else min(BATCH_RECORDS_MAX, count - consumed)
-            batch = consumer.consume(batch_max, POLL_S)
-            for message in batch:
-                if message.error() is not None:
-                    _check(message.error())
-                    continue
-                printer.add(message)
-                if receipts is not None:
-                    receipts.confluent(None, message)
-                consumed += 1
-            if batch:
-                idle.restart()
-                printer.flush()
-                if receipts is not None:
-                    receipts.flush()
-                if commit:
-                    _store(consumer, batch)
-            elif idle.is_expired:
-                break
-    except KeyboardInterrupt:
-        printer.interrupted = True
-    return consumed
+    while count is None or consumed < count:
+        batch_max = BATCH_RECORDS_MAX if count is None else min(BATCH_RECORDS_MAX, count - consumed)
+        batch = consumer.consume(batch_max, POLL_S)
+        for message in batch:
+            if message.error() is not None:
+                _check(message.error())
+                continue
+            printer.add(message)
+            if receipts is not None:
+                receipts.confluent(None, message)
+            consumed += 1
+        if batch:
+            idle.restart()
+            printer.flush()
+            if receipts is not None:
+                receipts.flush()
+            if commit:
+                _store(consumer, batch)
+        elif idle.is_expired:
+            if count is None:
+                return
+            late = f"{idle.timeout_s:g} s passed without one"
+            raise CliError(f"only {consumed} of {count} records arrived: {late}", CHECK_FAILED)
 
 
 def _store(consumer: Any, batch: list[Any]) -> None:
@@ -154,22 +151,14 @@ def _check(error: Any) -> None:
         raise CliError(f"cannot continue reading: {error.str()}")
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 class LinePrinter:
     """Prints values as lines, byte for byte."""
 
-    def __init__(self) -> None:
-        self.interrupted = False
-        self._out = sys.stdout.buffer
-
     def add(self, message: Any) -> None:
-        self._out.write((message.value() or b"") + b"\n")
+        sys.stdout.buffer.write((message.value() or b"") + b"\n")
 
     def flush(self) -> None:
-        self._out.flush()
+        sys.stdout.buffer.flush()
 
     close = flush
 
@@ -178,7 +167,6 @@ class JsonPrinter:
     """Prints one JSON object, written as records arrive, so that memory use does not grow with the topic."""
 
     def __init__(self, topic: str, group: str | None) -> None:
-        self.interrupted = False
         self._partitions: dict[int, list[int]] = {}
         self._records = 0
         sys.stdout.write(json.dumps({"topic": topic, "group": group})[:-1] + ', "records": [')

@@ -42,7 +42,6 @@ ONE_ADDRESS_COLUMNS = {
     "last offset": "last_offset",
 }
 STREAM_COLUMNS = ("partition", "leader", "acknowledged", "read", "missing", "duplicated", "out of order", "longest gap")
-IN_SYNC_TIMEOUT_S = 60.0
 
 
 def demo(
@@ -136,22 +135,20 @@ def _leader_dies(cluster: TemporaryCluster) -> Chapter:
     after = with_cluster(cluster.bootstrap, lambda online: online.leaders(STREAM_TOPIC))
     started_s = time.monotonic()
     cluster.start(victim)
-    in_sync = cluster.wait_until_in_sync(IN_SYNC_TIMEOUT_S)
+    in_sync = cluster.wait_until_in_sync(60.0)
     back_s = time.monotonic() - started_s
-    rows = [
-        [
-            *(figures["partition"], _leaders(before[figures["partition"]], figures["leader"])),
-            *(figures["acked"], figures["messages"], figures["missing"]),
-            *(figures["duplicates"], figures["out_of_order"], f"{pause_s:.2f} s"),
-        ]
-        for figures, pause_s in zip(account.partition_figures(after), result.pauses_s, strict=True)
-    ]
+    counts = ("acked", "messages", "missing", "duplicates", "out_of_order")
+    rows: list[list[object]] = []
+    for figures, pause_s in zip(account.partition_figures(after), result.pauses_s, strict=True):
+        partition, leader = figures["partition"], figures["leader"]
+        leaders = str(leader) if before[partition] == leader else f"{before[partition]}, then {leader}"
+        rows.append([partition, leaders, *(figures[name] for name in counts), f"{pause_s:.2f} s"])
     print_table("", STREAM_COLUMNS, rows, STREAM_COLUMNS)
     mark = int(result.event_s / CHART_SLICE_S)
     chart = Chart(result.acks, CHART_SLICE_S, mark, f"node {victim} killed at {result.event_s:.1f} s")
     for line in chart_lines(chart):
         print(line)
-    role = "the controller, and the leader of partition 0" if was_controller else "the leader of partition 0"
+    role = f"{'the controller, and ' if was_controller else ''}the leader of partition 0"
     facts = {
         "produced, acknowledged, read": f"{account.produced:,}, {account.acked:,}, {account.consumed:,}",
         "missing, duplicated, out of order": f"{account.missing}, {account.duplicates}, {account.out_of_order}",
@@ -165,10 +162,6 @@ def _leader_dies(cluster: TemporaryCluster) -> Chapter:
     print_facts(facts)
     complaint = account.complaint() or (None if in_sync else f"node {victim} did not catch up after its start")
     return Chapter("A leader killed in the middle of a stream", STREAM_COLUMNS, rows, complaint, facts, chart)
-
-
-def _leaders(before: int, after: int) -> str:
-    return str(before) if before == after else f"{before}, then {after}"
 
 
 async def _make_stream_topic(online: Cluster) -> dict[int, int]:

@@ -14,8 +14,6 @@ from chronik.client.endpoint import parse_bootstrap
 from chronik.doctor import Diagnosis, diagnose
 from chronik.doctor.examination import SECONDS, SECONDS_MAX
 
-HEALTHY = "healthy"
-
 
 def doctor(
     topic: Topic,
@@ -33,7 +31,7 @@ def doctor(
         print_json(diagnosis.to_json())
     else:
         show(diagnosis)
-    if diagnosis.verdict != HEALTHY:
+    if diagnosis.verdict != "healthy":
         raise typer.Exit(CHECK_FAILED)
 
 

@@ -10,35 +10,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from typing import Self
 
 from chronik.cli.output import progress
 from chronik.cli.verify_account import Account
-from chronik.cli.verify_clients import Reader, Report, open_reader, open_sender
-from chronik.cli.verify_run import end_offsets, number_of, record
+from chronik.cli.verify_clients import Report, open_reader, open_sender
+from chronik.cli.verify_run import is_read_to_end, number_of, record
 
-SLICE_S = 0.01
 CHART_SLICE_S = 0.1
-POLL_S = 0.1
 IDLE_S_MAX = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class StreamResult:
-    """The outcome. `pauses_s` has each partition's longest time without an acknowledgement.
-
-    The event came `event_s` seconds after the start.
-    """
-
-    account: Account
-    event_s: float
-    pauses_s: list[float]
-    acks: list[Counter[int]]
-    """By partition: the number of acknowledgements in each slice of `CHART_SLICE_S` after the start."""
-
-    @property
-    def longest_pause_s(self) -> float:
-        return max(self.pauses_s)
 
 
 class FailoverStream:
@@ -53,17 +33,24 @@ class FailoverStream:
         self._partitions = partitions
         self._records = records
         self._rate = rate
-        self._account = Account(records, partitions)
+        self.account = Account(records, partitions)
+        self.event_s = 0.0
+        """How long after the start the event came."""
+        self.pauses_s = [0.0] * partitions
+        """By partition: the longest time without an acknowledgement."""
+        self.acks: list[Counter[int]] = [Counter() for _ in range(partitions)]
+        """By partition: the number of acknowledgements in each slice of `CHART_SLICE_S` after the start."""
         self._lock = threading.Lock()
         self._started_s = 0.0
-        self._event_s = 0.0
         self._last_ack_s: dict[int, float] = {}
-        self._pauses_s = [0.0] * partitions
-        self._acks: list[Counter[int]] = [Counter() for _ in range(partitions)]
         self._sent_all = threading.Event()
         self._failure: BaseException | None = None
 
-    def run(self, event: Callable[[], None]) -> StreamResult:
+    @property
+    def longest_pause_s(self) -> float:
+        return max(self.pauses_s)
+
+    def run(self, event: Callable[[], None]) -> Self:
         reading = self._thread("reader", self._read)
         happening = self._thread("event", event)
         reading.start()
@@ -75,7 +62,7 @@ class FailoverStream:
         reading.join()
         if self._failure is not None:
             raise self._failure
-        return StreamResult(self._account, self._event_s, self._pauses_s, self._acks)
+        return self
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
@@ -95,49 +82,48 @@ class FailoverStream:
                 due = min(self._records, int((time.monotonic() - started_s) * self._rate) + 1)
                 while number < due:
                     key, value = record(number)
-                    self._account.sent()
+                    self.account.sent()
                     sender.send(number, number % self._partitions, key, value)
                     number += 1
                 sender.serve_reports()
-                show(number, f"{self._account.acked:,} acknowledged, {self._account.consumed:,} read")
-                if not self._event_s and 2 * number >= self._records:
-                    self._event_s = time.monotonic() - self._started_s
+                show(number, f"{self.account.acked:,} acknowledged, {self.account.consumed:,} read")
+                if not self.event_s and 2 * number >= self._records:
+                    self.event_s = time.monotonic() - self._started_s
                     happening.start()
-                time.sleep(SLICE_S)
+                time.sleep(0.01)
             sender.flush()
             sender.close()
-        self._account.give_up_waiting()
+        self.account.give_up_waiting()
 
     def _reported(self, report: Report) -> None:
         """Handle a report; runs on the producing thread, while the reader's thread uses the account too."""
         now_s = time.monotonic()
         with self._lock:
             if report.error is not None:
-                self._account.refused(report.error)
+                self.account.refused(report.error)
                 return
             partition = report.number % self._partitions
             # Until a partition's first acknowledgement the client is still connecting.
             last_s = self._last_ack_s.get(partition, now_s)
             self._last_ack_s[partition] = now_s
-            self._pauses_s[partition] = max(self._pauses_s[partition], now_s - last_s)
-            self._acks[partition][int((now_s - self._started_s) / CHART_SLICE_S)] += 1
-            self._account.acknowledged(report.number)
+            self.pauses_s[partition] = max(self.pauses_s[partition], now_s - last_s)
+            self.acks[partition][int((now_s - self._started_s) / CHART_SLICE_S)] += 1
+            self.account.acknowledged(report.number)
 
     def _read(self) -> None:
         starts = dict.fromkeys(range(self._partitions), 0)
         with closing(open_reader("confluent", self._bootstrap, self._topic, starts, 500)) as reader:
-            self._read_all(reader)
-
-    def _read_all(self, reader: Reader) -> None:
-        last_s = time.monotonic()
-        while time.monotonic() - last_s < IDLE_S_MAX:
-            batch = reader.poll(POLL_S)
-            with self._lock:
-                for read in batch:
-                    self._account.delivered(read.partition, read.offset, number_of(read))
-            if batch:
-                last_s = time.monotonic()
-            elif self._sent_all.is_set() and self._account.missing == 0:
-                ends = end_offsets(self._bootstrap, self._topic)
-                if ends is not None and all(self._account.next_offset(p) >= end for p, end in ends.items()):
+            last_s = time.monotonic()
+            while time.monotonic() - last_s < IDLE_S_MAX:
+                batch = reader.poll(0.1)
+                with self._lock:
+                    for read in batch:
+                        self.account.delivered(read.partition, read.offset, number_of(read))
+                if batch:
+                    last_s = time.monotonic()
+                elif (
+                    self._sent_all.is_set()
+                    and self.account.missing == 0
+                    and is_read_to_end(self.account, self._bootstrap, self._topic, starts)
+                ):
                     return

@@ -1,26 +1,329 @@
-"""`chronik pipeline`: Spark jobs over topics. `land` and `audit` have their own modules."""
+"""`chronik pipeline`: Spark jobs over topics: `land` them in Delta tables exactly once, `audit` them, `traces`."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_time_option
-from chronik.cli.output import note, print_json, write_report
-from chronik.cli.pipeline_audit import audit
-from chronik.cli.pipeline_land import land
-from chronik.cli.pipeline_spark import Conf, Master, Report, one_line_errors, spark_job
+from chronik.cli.errors import CHECK_FAILED, CliError, say
+from chronik.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    Topic,
+    parse_configs,
+    parse_time_ms,
+    parse_time_option,
+)
+from chronik.cli.output import note, print_json, print_table, table_of, write_report
+from chronik.cli.pipeline_spark import (
+    CONF_EXAMPLE,
+    Conf,
+    Master,
+    Report,
+    jvm_pid,
+    one_line_errors,
+    spark_for,
+    spark_job,
+    with_connector,
+)
+from chronik.client.endpoint import parse_bootstrap
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from chronik.pipeline.audit.result import AuditResult
+    from chronik.pipeline.land.topic_landing import LandSettings, TopicLanding
+
+LOG_WAYS = ("auto", "headers", "fetch", "records")
+RANGES_SHOWN = 20
+CHECKPOINTS = ".checkpoints"
+SOURCES = ("chronik", "kafka")
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Spark jobs over topics: land them in tables, audit them, and explain stalls.",
+    no_args_is_help=True, help="Spark jobs over topics: land them in tables, audit them, and explain stalls."
 )
-app.command("land")(land)
-app.command("audit")(audit)
 
-STALL_S = 5.0
+
+@app.command()
+def land(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    to: Annotated[str, typer.Option(metavar="DIR", help="Folder or object-store address of the tables.")],
+    once: Annotated[bool, typer.Option("--once", help="Stop when caught up.")] = False,
+    group: Annotated[str, typer.Option(metavar="G", help="Commit landed offsets to this group.")] = "",
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="DIR", help=f"Default: {CHECKPOINTS} in --to.", show_default=False)
+    ] = None,
+    starting: Annotated[
+        str, typer.Option(metavar="earliest|latest|TIME", help="Where to start without a checkpoint.")
+    ] = "earliest",
+    trigger: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Interval between micro-batches.")] = 1.0,
+    schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Land JSON values as columns: id BIGINT NOT NULL, name STRING.")
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    source: Annotated[str, typer.Option(metavar="|".join(SOURCES), help="kafka: Spark's own connector.")] = "chronik",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Land topics in Delta tables DIR/TOPIC, exactly once."""
+    parse_bootstrap(bootstrap)
+    names = list(dict.fromkeys(topics))
+    settings_of_spark = parse_configs("--conf", conf, CONF_EXAMPLE)
+    if source not in SOURCES:
+        raise CliError(f"--source {source} is unknown: use {' or '.join(SOURCES)}")
+    checkpoint, start = _checkpoint(to, checkpoint), _starting(starting)
+    with one_line_errors():
+        from chronik.pipeline.land.topic_landing import LandSettings
+
+        settings = LandSettings(
+            bootstrap=bootstrap,
+            to=_folder(to),
+            checkpoint=checkpoint,
+            token=uuid.uuid4().hex,
+            starting=start,
+            group=group,
+            once=once,
+            trigger_s=trigger,
+            source=source,
+        )
+        _check_names(names, schema is not None)
+        if source == "kafka":
+            import pyspark
+
+            settings_of_spark = with_connector(settings_of_spark, pyspark.__version__)
+        _land(settings, names, schema, master, settings_of_spark)
+
+
+def _land(
+    settings: LandSettings, topics: list[str], schema_path: str | None, master: str | None, conf: dict[str, str]
+) -> None:
+    from chronik.pipeline.land.claim import claim
+    from chronik.pipeline.land.schema import parse_schema
+    from chronik.pipeline.land.topic_landing import TopicLanding, topic_ids
+
+    schema = _read(schema_path)
+    ids = topic_ids(settings.bootstrap, topics)
+    with claim(settings.checkpoint) as record_jvm, spark_for("chronik-land", master, conf) as spark:
+        record_jvm(jvm_pid(spark))
+        fields = None if schema is None else parse_schema(schema, schema_path or "")
+        landings = [TopicLanding(spark, topic, ids[topic], settings, fields) for topic in topics]
+        started_s = time.monotonic()
+        try:
+            for landing in landings:
+                landing.start()
+            _watch(landings)
+        except KeyboardInterrupt:
+            _summarise(landings, time.monotonic() - started_s)
+            raise
+        finally:
+            for landing in landings:
+                landing.stop()
+        _summarise(landings, time.monotonic() - started_s)
+
+
+def _watch(landings: list[TopicLanding]) -> None:
+    """Wait until all have ended; without --once they never end."""
+    running = landings
+    with _display() as show:
+        while running:
+            running = [landing for landing in running if not landing.wait(0.25)]
+            show(landings)
+
+
+def _summarise(landings: list[TopicLanding], seconds: float) -> None:
+    for landing in landings:
+        pace = f"in {seconds:.1f} s ({landing.rows / seconds if seconds > 0 else 0:,.0f}/s)"
+        dead = f", {landing.dead_letters:,} dead letters" if landing.dead_letters else ""
+        say(f"{landing.rows:,} rows of {landing.topic} landed in {landing.table} {pace}{dead}")
+
+
+@contextmanager
+def _display() -> Iterator[Callable[[list[TopicLanding]], None]]:
+    """Show a live table on standard error if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+        yield lambda landings: live.update(_progress_table(landings), refresh=True)
+
+
+def _progress_table(landings: list[TopicLanding]) -> Table:
+    rows = []
+    for landing in landings:
+        figures, landed = landing.figures, f"{landing.rows:,}"
+        if figures is None:
+            rows.append((landing.topic, landed, "-", "-", "-", ""))
+            continue
+        lag = f"{sum(figures.lag.values()):,}"
+        by_partition = ", ".join(f"{partition}: {lag:,}" for partition, lag in figures.lag.items())
+        rate, left = f"{figures.rows_per_s:,.0f}", _duration(figures.catch_up_s)
+        rows.append((landing.topic, landed, rate, lag, left, by_partition))
+    columns = ("topic", "rows", "rows/s", "lag", "caught up in", "lag by partition")
+    return table_of("", columns, rows, columns[1:5])
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "never, at this rate"
+    whole = round(seconds)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
+
+
+def _folder(to: str) -> str:
+    """Return an absolute path, since Spark's workers run elsewhere."""
+    return to if "://" in to else os.path.abspath(to)
+
+
+def _checkpoint(to: str, given: str | None) -> str:
+    if given is not None:
+        return _folder(given)
+    if "://" in to:
+        raise CliError(f"--to {to} is not a folder: pass --checkpoint with a folder that Spark can write to")
+    return os.path.join(_folder(to), CHECKPOINTS)
+
+
+def _starting(text: str) -> dict[str, str]:
+    if text in ("earliest", "latest"):
+        return {"startingOffsets": text}
+    time_ms = parse_time_ms(text)
+    if time_ms is None:
+        raise CliError(f"--starting {text} is unknown: use earliest, latest or a time as in 2026-01-31T12:00:00")
+    return {"startingTimestamp": str(time_ms), "startingOffsetsByTimestampStrategy": "latest"}
+
+
+def _check_names(topics: list[str], with_dead_letters: bool) -> None:
+    from chronik.pipeline.land.topic_landing import dead_letters_name
+
+    taken = {CHECKPOINTS}
+    for name in [*topics, *(dead_letters_name(topic) for topic in topics if with_dead_letters)]:
+        if name in taken or "/" in name or name in (".", ".."):
+            raise CliError(f"{name} cannot be a table next to the other tables of this job: land it with another --to")
+        taken.add(name)
+
+
+def _read(schema: str | None) -> str | None:
+    if schema is None:
+        return None
+    try:
+        with open(schema, encoding="utf-8") as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise CliError(f"cannot read --schema {schema}: {reason}") from None
+
+
+@app.command()
+def audit(
+    topic: Topic,
+    ledger: Annotated[str | None, typer.Option("--ledger", metavar="FILE", help="The acknowledged records.")] = None,
+    receipts: Annotated[str | None, typer.Option("--receipts", metavar="FILE", help="The delivered records.")] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="DIR", help="The table, or the folder of tables.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="G", help="Take this group's committed offsets as delivered.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="Ignore records before this time.")
+    ] = None,
+    log: Annotated[
+        str,
+        typer.Option("--log", metavar="|".join(LOG_WAYS), help="How to read the log; auto: headers if they suffice."),
+    ] = "auto",
+    report: Report = None,
+    master: Master = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Compare acknowledged, readable, delivered and landed records. Exit 1 if they differ."""
+    if log not in LOG_WAYS:
+        raise CliError(f"--log {log} is unknown: use {', '.join(LOG_WAYS)}")
+    with one_line_errors():
+        from chronik.pipeline.audit.job import AuditRequest, prepare, run
+
+        start_ms = parse_time_option("--from", since)
+        request = AuditRequest(bootstrap, topic, ledger, receipts, table, group, start_ms, log)
+        plan = prepare(request)
+        with spark_job("chronik-audit", master, conf) as spark:
+            note(f"auditing {plan.records:,} offsets of {topic} in {len(plan.bounds)} partitions, log by {plan.how}")
+            result = run(spark, plan)
+    if report is not None:
+        from chronik.pipeline.report.audit import audit_html
+
+        write_report(report, audit_html(result, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {bootstrap}"))
+    if as_json:
+        print_json(result.to_json())
+    else:
+        _show(result)
+        if report is not None:
+            print(f"report: {report}")
+    if result.verdict != "complete":
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _show(result: AuditResult) -> None:
+    """Print the original experiment's breakdown, all sides next to each other, the faults, and the verdict last."""
+    from chronik.pipeline.audit.blocks import SIDES
+    from chronik.pipeline.report.audit import faults, sentence
+
+    print(_breakdown(result))
+    columns = ("partition", *(SIDES[side] for side in result.given), "expired", "log start", "end", "lag")
+    rows = [
+        (
+            partition.partition,
+            *(partition.counts.get(side, 0) for side in result.given),
+            partition.expired,
+            partition.bounds.log_start,
+            partition.bounds.end,
+            max((partition.lag(side) for side in result.given), default=0),
+        )
+        for partition in result.partitions
+    ]
+    print_table("", columns, rows, columns)
+    faults_found = faults(result)
+    for partition, what, side, first, last, count, detail in faults_found[:RANGES_SHOWN]:
+        offsets = f"offset {first}" if first == last else f"offsets {first}-{last}"
+        more = f" ({detail})" if detail else f" ({count} records)" if count > 1 else ""
+        print(f"partition {partition}: {what} at the side {side}, {offsets}{more}")
+    if len(faults_found) > RANGES_SHOWN:
+        print(f"... and {len(faults_found) - RANGES_SHOWN} more: see --json or --report")
+    for text in result.notes:
+        print(f"note: {text}")
+    print(sentence(result))
+
+
+def _breakdown(result: AuditResult) -> str:
+    """Return the table in the format of the experiment that this system comes from."""
+    lines = ["Per-Partition Breakdown", "=" * 80]
+    expected = round(result.expected / max(1, len(result.partitions)))
+    for partition in result.partitions:
+        messages, percent, deviation = result.share(partition)
+        first, last = partition.first.get(result.last_side), partition.last.get(result.last_side)
+        missing = partition.missing()
+        lines += [
+            f"Partition {partition.partition}:",
+            f"  Messages:   {messages}/{result.expected} ({percent:.1f}%)",
+            f"  Deviation:  {deviation:+d} messages from expected {expected}",
+            f"  Offsets:    {'none' if first is None else f'{first}-{last}'}",
+            f"  Gaps:       {missing} (offsets missing in range){'  GAPS!' if missing else ''}",
+            "",
+        ]
+    counts = [result.share(partition)[0] for partition in result.partitions]
+    top, bottom = max(counts, default=0), min(counts, default=0)
+    return "\n".join([*lines, f"Partition Imbalance: {result.imbalance} messages (max={top}, min={bottom})"])
 
 
 @app.command()
@@ -28,7 +331,7 @@ def traces(
     since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Ignore events before this time.")] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, help="A period without a delivery of at least this long is a stall.")
-    ] = STALL_S,
+    ] = 5.0,
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")] = None,
     report: Report = None,
     master: Master = None,

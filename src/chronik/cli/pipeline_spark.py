@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONF_EXAMPLE = "spark.executor.memory=2g"
-NEEDED = ("pyspark", "pyarrow", "deltalake")
-PY4J_MODULES = ("clientserver", "java_gateway")
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 CONNECTOR_NEWEST = "4.2.0"
 """The newest version when this was written (4.3.0 was unpublished). A test checks that it works with Spark 4.3."""
-JAR_SETTINGS = ("spark.jars", "spark.jars.packages")
 _UNRESOLVED = re.compile(r"unresolved dependency: (\S+?)#(\S+?);([^:\s]+)")
 
 Master = Annotated[
@@ -50,7 +47,7 @@ Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Report as one line a missing Spark or Java before Spark starts, or a PipelineError from the block."""
-    missing = next((name for name in NEEDED if find_spec(name) is None), None)
+    missing = next((name for name in ("pyspark", "pyarrow", "deltalake") if find_spec(name) is None), None)
     if missing is not None:
         raise CliError(f"{missing} is not installed: pip install 'chronik[spark]'")
     from chronik.pipeline.errors import PipelineError
@@ -121,7 +118,7 @@ def _restore_interrupts() -> None:
     root = logging.getLogger()
     if not root.handlers:
         handler = logging.StreamHandler()
-        handler.addFilter(lambda record: record.module not in PY4J_MODULES)
+        handler.addFilter(lambda record: record.module not in ("clientserver", "java_gateway"))
         root.addHandler(handler)
 
 
@@ -145,7 +142,7 @@ def jvm_pid(spark: SparkSession) -> int:
 
 def with_connector(conf: Mapping[str, str], spark_version: str) -> dict[str, str]:
     """Return settings that make Spark get its connector from Maven, unless the jars are given."""
-    if any(name in conf for name in JAR_SETTINGS):
+    if any(name in conf for name in ("spark.jars", "spark.jars.packages")):
         return dict(conf)
     version = min(spark_version, CONNECTOR_NEWEST, key=_version_key)
     return {**conf, "spark.jars.packages": f"{CONNECTOR}:{version}"}

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +19,6 @@ from chronik.client.ledger import Ledger
 
 POLL_EVERY_RECORDS = 1000
 POLL_EVERY_S = 0.1
-INTERRUPTED_FLUSH_S = 5.0
-FULL_QUEUE_WAIT_S = 0.1
 
 
 def produce(
@@ -43,19 +42,15 @@ def produce(
     records = generated(count, size) if count is not None else lines(sys.stdin.buffer, key_separator)
     producer = Producer(
         client_settings(
-            bootstrap,
-            acks=acks,
-            enable_idempotence=acks == "all",
-            message_timeout_ms=int(timeout * 1000),
-            linger_ms=5,
+            bootstrap, acks=acks, enable_idempotence=acks == "all", message_timeout_ms=int(timeout * 1000), linger_ms=5
         )
     )
     partitions_of(producer, topic, bootstrap)
-    account = DeliveryAccount(open_ledger(ledger, "--ledger"))
     sent = 0
-    started = polled_s = time.monotonic()
-    try:
-        with progress(f"produce {topic}", count) as show:
+    with open_ledger(ledger, "--ledger") or nullcontext() as ledger_file, progress(f"produce {topic}", count) as show:
+        account = DeliveryAccount(ledger_file)
+        started = polled_s = time.monotonic()
+        try:
             for key, value in records:
                 send(producer, topic, key, value, account)
                 sent += 1
@@ -66,11 +61,9 @@ def produce(
                     show(sent, f"{sent} records")
             while producer.flush(1.0):
                 account.batch_done()
-    except KeyboardInterrupt:
-        producer.flush(INTERRUPTED_FLUSH_S)  # the ledger must include every acknowledged record
-        raise
-    finally:
-        account.close()
+        except KeyboardInterrupt:
+            producer.flush(5.0)  # the ledger must include every acknowledged record
+            raise
     account.summarise(topic, sent, time.monotonic() - started)
     if account.failed:
         raise CliError(f"{account.failed} of {sent} records were not delivered: {account.first_error}", CHECK_FAILED)
@@ -85,7 +78,7 @@ def send(producer: Any, topic: str, key: bytes | None, value: bytes | None, acco
             producer.produce(topic, value, key, on_delivery=account.delivered)
             return
         except BufferError:
-            producer.poll(FULL_QUEUE_WAIT_S)
+            producer.poll(0.1)
             account.batch_done()
         except KafkaException as error:
             account.refused(error.args[0].str())
@@ -117,10 +110,6 @@ class DeliveryAccount:
         if self._ledger is not None:
             self._ledger.flush()
 
-    def close(self) -> None:
-        if self._ledger is not None:
-            self._ledger.close()
-
     def summarise(self, topic: str, sent: int, seconds: float) -> None:
         total = sum(self.acknowledged.values())
         spread = ", ".join(f"{partition}: {number}" for partition, number in sorted(self.acknowledged.items()))
@@ -141,7 +130,8 @@ def lines(stream: Any, key_separator: str | None) -> Iterator[tuple[bytes | None
     separator = key_separator.encode() if key_separator else None
     for line in stream:
         value = line.rstrip(b"\r\n")
-        key: bytes | None = None
         if separator is not None and separator in value:
             key, _, value = value.partition(separator)
-        yield key, value
+            yield key, value
+        else:
+            yield None, value

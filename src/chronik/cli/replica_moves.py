@@ -78,19 +78,22 @@ def _move_from_fullest(
     new: int, current: Mapping[Partition, Replicas], load: Counter[int], leads: Counter[int], wants_to_lead: bool
 ) -> tuple[Partition, int] | None:
     """Return a partition without a replica on `new`, and the position in it of the most loaded broker."""
-    best: tuple[tuple[int, int, int], Partition, int] | None = None
-    for partition, replicas in current.items():
-        if new in replicas:
-            continue
-        for position, broker in enumerate(replicas):
-            # Moving between brokers that differ by one would only reverse the difference.
-            if load[broker] <= load[new] + 1:
-                continue
-            fits = (position == 0) == wants_to_lead
-            rank = (int(fits), leads[broker] if position == 0 and wants_to_lead else load[broker], load[broker])
-            if best is None or rank > best[0]:
-                best = (rank, partition, position)
-    return None if best is None else (best[1], best[2])
+
+    def rank(move: tuple[Partition, int]) -> tuple[bool, int, int]:
+        partition, position = move
+        broker = current[partition][position]
+        fits = (position == 0) == wants_to_lead
+        return fits, leads[broker] if position == 0 and wants_to_lead else load[broker], load[broker]
+
+    moves = (
+        (partition, position)
+        for partition, replicas in current.items()
+        if new not in replicas
+        for position, broker in enumerate(replicas)
+        # Moving between brokers that differ by one would only reverse the difference.
+        if load[broker] > load[new] + 1
+    )
+    return max(moves, key=rank, default=None)
 
 
 def _replaced(replicas: Replicas, position: int, broker: int) -> Replicas:

@@ -32,6 +32,7 @@ from chronik.cli.errors import CANNOT, CliError, say
 if TYPE_CHECKING:
     import socket
 
+    from chronik.client.endpoint import Endpoint
     from chronik.node.broker import Broker
     from chronik.node.config import NodeConfig
     from chronik.node.environment import Environment
@@ -40,11 +41,13 @@ Adapt: TypeAlias = "Callable[[NodeConfig, Environment], Environment]"
 """Replaces parts of the node's environment, such as its disk."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-HEAP_KEPT_BYTES = 64 * 1024 * 1024
-MMAP_FROM_BYTES = 32 * 1024 * 1024
-SWITCH_INTERVAL_S = 0.00005
-COLLECT_AFTER = (20_000, 20, 50)
-FORCED_EXIT = 1
+SETTINGS = {
+    "listen": "listen.kafka",
+    "advertise": "advertise.kafka",
+    "http": "listen.http",
+    "internal": "listen.internal",
+}
+"""The settings of the flags that are named differently."""
 FAILED = 1
 THREAD_PREFIX = "chronik"
 THREADS_LOOK_S = 0.01
@@ -64,7 +67,7 @@ def main(arguments: list[str], adapt: Adapt | None = None) -> int:
 
 
 def _main(arguments: list[str], adapt: Adapt | None) -> int:
-    flags = _parser().parse_args(arguments)
+    flags = vars(_parser().parse_args(arguments))
     tune_process()
     with unused_modules("rich", "hypothesis"):
         from chronik.node.config import ConfigError, load
@@ -72,31 +75,17 @@ def _main(arguments: list[str], adapt: Adapt | None) -> int:
         from chronik.raft.store import StoreError
         from chronik.storage.folder import DataFolderError
     try:
-        config = load(
-            flags.config,
-            os.environ,
-            {
-                "node_id": flags.node_id,
-                "data_dir": flags.data_dir,
-                "listen.kafka": flags.listen,
-                "advertise.kafka": flags.advertise,
-                "listen.http": flags.http,
-                "listen.internal": flags.internal,
-                "durability": flags.durability,
-                "loop": flags.loop,
-                "log_levels": parse_levels(flags.log_level) or None,
-            },
-        )
-        return run_loop(config, adapt)
-    except (ConfigError, DataFolderError, LogLevelError, StoreError) as error:
+        path, levels = flags.pop("config"), parse_levels(flags.pop("log_level"))
+        given = {SETTINGS.get(flag, flag): value for flag, value in flags.items()}
+        config = load(path, os.environ, {**given, "log_levels": levels or None})
+        with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
+            return runner.run(run_node(config, adapt))
+    except (ConfigError, DataFolderError, LogLevelError, StoreError, CliError) as error:
         say(str(error))
-    except CliError as error:
-        say(str(error))
-        return error.exit_code
+        return error.exit_code if isinstance(error, CliError) else CANNOT
     except Exception as error:
         say(f"the node failed: {error!r}: its log has the traceback; please report it")
         return FAILED
-    return CANNOT
 
 
 def tune_process() -> None:
@@ -106,11 +95,11 @@ def tune_process() -> None:
     which slowed a node down 2-3x. A thread that has finished a sync waits up to the switch interval (5 ms by default)
     for a busy event loop to yield.
     """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    sys.setswitchinterval(0.00005)
     with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to tune
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
-        libc.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024)
+        libc.mallopt(M_TRIM_THRESHOLD, 64 * 1024 * 1024)
 
 
 def settle_garbage_collector() -> None:
@@ -121,7 +110,7 @@ def settle_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    gc.set_threshold(20_000, 20, 50)
 
 
 def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
@@ -171,12 +160,6 @@ class LogLines:
         except (OSError, ValueError):
             # How much was written is not always known; an extra empty line does no harm.
             self._is_torn = True
-
-
-def run_loop(config: NodeConfig, adapt: Adapt | None = None) -> int:
-    """Run the node on a new event loop of the configured kind."""
-    with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
-        return runner.run(run_node(config, adapt))
 
 
 async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
@@ -238,7 +221,8 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
             log.warning("exposed", detail=warning)
         settle_garbage_collector()
         _announce(config, broker, http_socket)
-        failure = await _wait_for_stop(stop, broker)
+        await _run_unless_stopped(stop, broker.failed())
+        failure = broker.failure
         log.info("stopping")
         try:
             await broker.stop()
@@ -257,28 +241,18 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
     return 0
 
 
-async def _run_unless_stopped(stop: asyncio.Event, start: Coroutine[Any, Any, None]) -> bool:
-    """Run `start`, which may wait for other nodes. Return False if a stop signal came first and cancelled it."""
-    starting = asyncio.create_task(start)
+async def _run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Run `work`, which may wait for other nodes. Return False if a stop signal came first and cancelled it."""
+    working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if starting.done():
-        await starting
+    if working.done():
+        await working
         return True
-    starting.cancel()
-    await asyncio.wait([starting])
+    working.cancel()
+    await asyncio.wait([working])
     return False
-
-
-async def _wait_for_stop(stop: asyncio.Event, broker: Broker) -> Exception | None:
-    """Wait for a stop signal, or for a failure from which the node cannot continue."""
-    stopping = asyncio.create_task(stop.wait())
-    failing = asyncio.create_task(broker.failed())
-    await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    failing.cancel()
-    return broker.failure
 
 
 async def _end_threads(executor: ThreadPoolExecutor, patience_s: float) -> None:
@@ -314,23 +288,23 @@ def _bind_http(config: NodeConfig) -> socket.socket:
     try:
         return bind(*endpoint)
     except OSError as error:
-        raise CliError(_port_line(error, str(endpoint), "--http", endpoint.host)) from None
+        raise CliError(_port_line(error, endpoint, "--http")) from None
 
 
 def _startup_line(error: OSError, config: NodeConfig) -> str:
     """Explain an OSError at startup to the person who started the node."""
     if error.filename is None or error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        return _port_line(error, str(config.kafka_endpoint), "--listen", config.kafka_endpoint.host)
+        return _port_line(error, config.kafka_endpoint, "--listen")
     return (
         f"the data folder {config.data_folder} cannot be used: {error.strerror or error} ({error.filename}): "
         "make it writable, or pass --data-dir DIR"
     )
 
 
-def _port_line(error: OSError, address: str, flag: str, host: str) -> str:
-    port = address.rpartition(":")[2]
+def _port_line(error: OSError, address: Endpoint, flag: str) -> str:
+    host, port = address
     if error.errno == errno.EADDRINUSE:
-        other = min(int(port) + 100, 65_535)
+        other = min(port + 100, 65_535)
         return f"port {port} is taken (by another node?): stop it, or pass {flag} {host}:{other}"
     if error.errno == errno.EACCES:
         return f"this user may not listen on port {port}: pass {flag} {host}:PORT with a port above 1023"
@@ -342,7 +316,7 @@ def _port_line(error: OSError, address: str, flag: str, host: str) -> str:
 def _on_signal(stop: asyncio.Event) -> None:
     if stop.is_set():
         say("stopped at once by a second signal: the next start recovers the logs")
-        os._exit(FORCED_EXIT)
+        os._exit(FAILED)
     stop.set()
 
 
@@ -370,10 +344,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--http", "HOST:PORT", "address for health, metrics and the web page (default: Kafka's port minus 3000)")
     add("--internal", "HOST:PORT", "address for other nodes (default: Kafka's port minus 4000; loopback without peers)")
     add("--log-level", "[COMPONENT=]LEVEL", "debug, info, warning or error; repeatable", action="append", default=[])
-    add(
-        "--durability",
-        "synced|replicated",
-        "when a record is durable (default synced)",
-    )
+    add("--durability", "synced|replicated", "when a record is durable (default synced)")
     add("--loop", "asyncio|uvloop", "the event loop (default asyncio)")
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -17,21 +18,7 @@ from chronik.client.endpoint import parse_bootstrap
 from chronik.client.topics import Topics
 from chronik.doctor.brokers import FIRST_TIMEOUT_S, Brokers
 from chronik.doctor.chronik_nodes import TracePages, all_http_addresses
-from chronik.observe.traces import (
-    DataAvailable,
-    FetchServed,
-    FetchStarted,
-    IsrChanged,
-    NoData,
-    ProduceAcknowledged,
-    ProduceAppended,
-    ProduceForwarded,
-    ProduceRejected,
-    Trace,
-    WatermarkSeen,
-    WatermarkUpdated,
-    encode_trace,
-)
+from chronik.observe import traces
 from chronik.wire.errors import ErrorCode, KafkaError
 
 app = typer.Typer(no_args_is_help=True, help="Fetch, produce and watermark traces of a topic.")
@@ -68,8 +55,8 @@ def tail(
     if with_cluster(bootstrap, lambda cluster: _is_off(cluster, topic)):
         say(f"{topic} is not traced: start with chronik trace on {topic}")
 
-    def show(event: Trace) -> None:
-        print(encode_trace(event).decode() if as_json else line_of(event))
+    def show(event: traces.Trace) -> None:
+        print(traces.encode_trace(event).decode() if as_json else line_of(event))
 
     try:
         asyncio.run(follow(bootstrap, topic, partition, show))
@@ -88,7 +75,7 @@ async def follow(
     bootstrap: str,
     topic: str,
     partition: int | None,
-    show: Callable[[Trace], None],
+    show: Callable[[traces.Trace], None],
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Show events sorted by time within each poll; a node that is down is polled again later."""
@@ -117,54 +104,47 @@ async def follow(
 
 
 async def _addresses(bootstrap: str, topic: str) -> dict[int, str]:
-    brokers = Brokers(parse_bootstrap(bootstrap))
-    try:
+    with closing(Brokers(parse_bootstrap(bootstrap))) as brokers:
         layout = await brokers.layout(topic, FIRST_TIMEOUT_S)
         known = layout.topics.get(topic)
         if known is None or known.error is ErrorCode.unknown_topic_or_partition:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {topic} does not exist")
         return await all_http_addresses(await brokers.http_addresses())
-    finally:
-        brokers.close()
 
 
-def line_of(event: Trace) -> str:
+def line_of(event: traces.Trace) -> str:
     """Return `12:00:01.250 node 1 orders-0 fetch-served ...`: common columns first, then the details of the kind."""
     time = datetime.fromtimestamp(event.time_ms / 1000, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
     return f"{time} node {event.node} {event.topic}-{event.partition} {event.kind:<20} {_about(event)}".rstrip()
 
 
-def _about(event: Trace) -> str:
+def _about(event: traces.Trace) -> str:
     match event:
-        case FetchStarted():
-            return (
-                f"#{event.fetch} {event.client_id} from {event.offset}, waits up to {event.max_wait_ms} ms for "
-                f"{event.min_bytes} bytes"
-            )
-        case WatermarkSeen():
+        case traces.FetchStarted():
+            waits = f"waits up to {event.max_wait_ms} ms for {event.min_bytes} bytes"
+            return f"#{event.fetch} {event.client_id} from {event.offset}, {waits}"
+        case traces.WatermarkSeen():
             return f"#{event.fetch} watermark {event.high_watermark}, log end {event.log_end_offset}"
-        case NoData():
+        case traces.NoData():
             return f"#{event.fetch} waits"
-        case DataAvailable():
+        case traces.DataAvailable():
             return f"#{event.fetch} {event.bytes} bytes"
-        case FetchServed():
+        case traces.FetchServed():
             outcome = event.error or f"{event.bytes} bytes, watermark {event.high_watermark}"
             return f"#{event.fetch} {event.client_id} from {event.offset}: {outcome} after {event.elapsed_ms:.1f} ms"
-        case ProduceAppended():
+        case traces.ProduceAppended():
             span = f"{event.base_offset} to {event.last_offset}"
             return f"{event.client_id} {span}, {event.bytes} bytes, acks={event.acks}"
-        case ProduceAcknowledged():
+        case traces.ProduceAcknowledged():
             span = f"{event.base_offset} to {event.last_offset}"
             return f"{event.client_id} {span}, acks={event.acks}, after {event.elapsed_ms:.1f} ms"
-        case ProduceForwarded():
+        case traces.ProduceForwarded():
             return f"{event.client_id} to node {event.to}, {event.bytes} bytes"
-        case ProduceRejected():
+        case traces.ProduceRejected():
             return f"{event.client_id} {event.error}: {event.reason}"
-        case WatermarkUpdated():
+        case traces.WatermarkUpdated():
             acks = "" if event.acks is None else f", acks={event.acks}"
             return f"{event.old} to {event.new} by {event.why}{acks}"
-        case IsrChanged():
-            return (
-                f"{', '.join(map(str, event.old))} to {', '.join(map(str, event.new))}, leader {event.leader} in epoch "
-                f"{event.leader_epoch}"
-            )
+        case traces.IsrChanged():
+            old, new = (", ".join(map(str, isr)) for isr in (event.old, event.new))
+            return f"{old} to {new}, leader {event.leader} in epoch {event.leader_epoch}"

@@ -37,12 +37,10 @@ def verify(
     timeout: Annotated[float, typer.Option(min=0.1, help="Stop after this many seconds without a record.")] = 60.0,
     max_poll_records: Annotated[int, typer.Option(min=1, help="The most records that one poll returns.")] = 500,
     ledger: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write acknowledged records as JSON lines; keeps the topic."),
+        str | None, typer.Option(metavar="FILE", help="Write acknowledged records as JSON lines; keeps the topic.")
     ] = None,
     topic: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Use this topic and keep it (default: a temporary one)."),
+        str | None, typer.Option(metavar="NAME", help="Use this topic and keep it (default: a temporary one).")
     ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Run all combinations and compare them.")] = False,
     as_json: AsJson = False,

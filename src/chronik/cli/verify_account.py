@@ -19,6 +19,7 @@ import math
 import operator
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 SEEDS_RATE = 100 * 4391 / 5000
@@ -26,16 +27,14 @@ SEEDS_RATE = 100 * 4391 / 5000
 PASS, PARTIAL, FAIL = "PASS", "PARTIAL", "FAIL"
 
 
+@dataclass(slots=True)
 class PartitionDeliveries:
     """The deliveries of one partition, in order."""
 
-    __slots__ = ("highest_number", "highest_offset", "offsets", "out_of_order")
-
-    def __init__(self) -> None:
-        self.offsets = array("q")
-        self.highest_offset = -1
-        self.highest_number = -1
-        self.out_of_order = 0
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    highest_offset: int = -1
+    highest_number: int = -1
+    out_of_order: int = 0
 
     def add(self, offset: int, number: int, is_first: bool) -> None:
         if is_first and (offset <= self.highest_offset or number < self.highest_number):
@@ -60,15 +59,13 @@ class Account:
         self.acked = 0
         self.failed = 0
         self.first_error: str | None = None
+        self.missing = 0
         self.duplicates = 0
         self.unexpected = 0
         self._acked = bytearray(messages)
         self._seen = bytearray(messages)
-        self._unseen_acked = 0
         self._partitions = [PartitionDeliveries() for _ in range(partitions)]
         self._next_offsets = [0] * partitions
-
-    # -- events --------------------------------------------------------------------------------------------------------
 
     def sent(self) -> None:
         self.produced += 1
@@ -77,7 +74,7 @@ class Account:
         if not self._acked[number]:
             self._acked[number] = 1
             self.acked += 1
-            self._unseen_acked += not self._seen[number]
+            self.missing += not self._seen[number]
 
     def refused(self, reason: str) -> None:
         self.failed += 1
@@ -99,16 +96,10 @@ class Account:
         is_first = not self._seen[number]
         if is_first:
             self._seen[number] = 1
-            self._unseen_acked -= self._acked[number]
+            self.missing -= self._acked[number]
         else:
             self.duplicates += 1
         self._partitions[partition].add(offset, number, is_first)
-
-    # -- results -------------------------------------------------------------------------------------------------------
-
-    @property
-    def missing(self) -> int:
-        return self._unseen_acked
 
     @property
     def consumed(self) -> int:

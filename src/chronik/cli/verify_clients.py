@@ -7,17 +7,13 @@ verification covers what people run. Idempotence is on with acks=all.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from chronik.cli.confluent import client_settings
+from chronik.cli.confluent import client_settings, silent
 from chronik.cli.errors import CliError
 
 DELIVERY_TIMEOUT_S = 120.0
-REACH_TIMEOUT_S = 30.0
-FULL_QUEUE_WAIT_S = 0.1
-CLOSE_TIMEOUT_S = 10.0
 CLIENTS = ("kafka-python", "confluent")
 
 
@@ -40,7 +36,7 @@ class Read(NamedTuple):
 
 class KafkaPythonSender:
     def __init__(self, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> None:
-        _silence_kafka_python()
+        silent("kafka")
         from kafka import KafkaProducer
         from kafka.errors import KafkaError
 
@@ -61,8 +57,8 @@ class KafkaPythonSender:
         except self._error as error:
             self._report(Report(number, str(error) or repr(error)))
             return
-        future.add_callback(self._delivered, number)
-        future.add_errback(self._failed, number)
+        future.add_callback(lambda sent: self._report(Report(number, None, sent.offset, sent.timestamp)))
+        future.add_errback(lambda error: self._report(Report(number, str(error) or repr(error))))
 
     def serve_reports(self) -> None:
         """Do nothing: the client's own thread serves reports."""
@@ -72,18 +68,12 @@ class KafkaPythonSender:
             self._producer.flush(timeout=DELIVERY_TIMEOUT_S)
 
     def close(self) -> None:
-        self._producer.close(timeout=CLOSE_TIMEOUT_S)
-
-    def _delivered(self, number: int, metadata: Any) -> None:
-        self._report(Report(number, None, metadata.offset, metadata.timestamp))
-
-    def _failed(self, number: int, error: BaseException) -> None:
-        self._report(Report(number, str(error) or repr(error)))
+        self._producer.close(timeout=10.0)
 
 
 class KafkaPythonReader:
     def __init__(self, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> None:
-        _silence_kafka_python()
+        silent("kafka")
         from kafka import KafkaConsumer, TopicPartition
         from kafka.errors import KafkaError
 
@@ -115,13 +105,9 @@ class ConfluentSender:
         self._error = KafkaException
         self._topic = topic
         self._report = report
+        timeout_ms = int(DELIVERY_TIMEOUT_S * 1000)
         self._producer = Producer(
-            client_settings(
-                bootstrap,
-                acks=acks,
-                enable_idempotence=acks == "all",
-                message_timeout_ms=int(DELIVERY_TIMEOUT_S * 1000),
-            )
+            client_settings(bootstrap, acks=acks, enable_idempotence=acks == "all", message_timeout_ms=timeout_ms)
         )
         _reach_confluent(self._producer, topic, bootstrap)
 
@@ -137,7 +123,7 @@ class ConfluentSender:
                 self._producer.produce(self._topic, value, key, partition, on_delivery=delivered)
                 return
             except BufferError:
-                self._producer.poll(FULL_QUEUE_WAIT_S)
+                self._producer.poll(0.1)
             except self._error as error:
                 self._report(Report(number, error.args[0].str()))
                 return
@@ -197,7 +183,7 @@ def _reach_confluent(client: Any, topic: str, bootstrap: str) -> None:
     from confluent_kafka import KafkaException
 
     with _reaching(bootstrap, KafkaException):
-        client.list_topics(topic, timeout=REACH_TIMEOUT_S)
+        client.list_topics(topic, timeout=30.0)
 
 
 @contextlib.contextmanager
@@ -206,10 +192,3 @@ def _reaching(bootstrap: str, failure: type[Exception]) -> Iterator[None]:
         yield
     except failure as error:
         raise CliError(f"no broker answers at {bootstrap} ({error}): start one, or pass -b HOST:PORT") from None
-
-
-def _silence_kafka_python() -> None:
-    """Silence its log: it logs each lost connection to standard error, where we promise a single line."""
-    logger = logging.getLogger("kafka")
-    logger.propagate = False
-    logger.setLevel(logging.CRITICAL + 1)

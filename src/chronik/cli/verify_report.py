@@ -33,25 +33,23 @@ PARTITION_COLUMNS = (
 
 def comparison(success_rate: float) -> list[dict[str, Any]]:
     """Return the earlier runs, with this run's lead over each in percentage points."""
-    rows = []
-    for name, consumed in EARLIER_RUNS:
-        rate = round(100 * consumed / EARLIER_MESSAGES, 1)
-        rows.append(
-            {
-                "name": name,
-                "consumed": consumed,
-                "messages": EARLIER_MESSAGES,
-                "success_rate": rate,
-                "difference": round(success_rate - rate, 1),
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "consumed": consumed,
+            "messages": EARLIER_MESSAGES,
+            "success_rate": (rate := round(100 * consumed / EARLIER_MESSAGES, 1)),
+            "difference": round(success_rate - rate, 1),
+        }
+        for name, consumed in EARLIER_RUNS
+    ]
 
 
 def matrix_figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return all runs, their totals, and a comparison of the earlier runs with the runs that use the same setup."""
     verdicts = {run["verdict"] for run in runs}
-    like_earlier = [run for run in runs if all(_setting(run, name) == value for name, value in BASELINE.items())]
+    counted = [{**run, "partition_count": len(run["partitions"])} for run in runs]
+    like_earlier = [run for run in counted if all(run[name] == value for name, value in BASELINE.items())]
     lowest = min(run["success_rate"] for run in runs)
     return {
         "verdict": FAIL if FAIL in verdicts else PARTIAL if PARTIAL in verdicts else PASS,
@@ -68,10 +66,6 @@ def matrix_figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "runs": list(runs),
         "comparison": comparison(min((run["success_rate"] for run in like_earlier), default=lowest)),
     }
-
-
-def _setting(run: dict[str, Any], name: str) -> Any:
-    return len(run["partitions"]) if name == "partition_count" else run[name]
 
 
 def print_run(run: dict[str, Any]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from chronik.cli.errors import CliError, say
@@ -20,8 +21,6 @@ from chronik.client.errors import ClientError
 from chronik.client.topics import LATEST, Topics
 from chronik.wire.errors import KafkaError
 
-POLL_S = 0.5
-END_OFFSETS_TIMEOUT_S = 10.0
 SERVE_EVERY_RECORDS = 500
 ACKED_MEANS = {
     "0": "sent: with acks=0 no broker confirms a record, so this counts what the client handed to the network",
@@ -54,7 +53,7 @@ class Prepared:
     brokers: str
     """The addresses of all brokers, for requests while one broker is down."""
     leaders: dict[int, int]
-    starts: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, int]
 
 
 def run(
@@ -83,15 +82,9 @@ async def _prepare(cluster: Cluster, topic: str, experiment: Experiment, bootstr
     leaders = await cluster.leaders(topic)
     ends = await Topics(cluster).offsets(topic, LATEST)
     brokers = (await cluster.layout([topic])).brokers
-    one = str(parse_bootstrap(bootstrap)[0])
     addresses = ",".join(f"{broker.host}:{broker.port}" for _, broker in sorted(brokers.items()))
-    return Prepared(
-        topic,
-        one if experiment.bootstrap_from == "one" else addresses,
-        addresses,
-        leaders,
-        {partition: end.offset for partition, end in ends.items()},
-    )
+    given = str(parse_bootstrap(bootstrap)[0]) if experiment.bootstrap_from == "one" else addresses
+    return Prepared(topic, given, addresses, leaders, {partition: end.offset for partition, end in ends.items()})
 
 
 def _delete(bootstrap: str, topic: str) -> None:
@@ -116,19 +109,12 @@ def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> d
             record_file.record(prepared.topic, partition, report.offset, report.timestamp_ms, key, value)
 
     started_s = time.monotonic()
-    try:
-        with closing(
-            open_sender(experiment.client, prepared.bootstrap, prepared.topic, experiment.acks, reported)
-        ) as sender:
-            _produce(sender, experiment, account)
-    finally:
-        if record_file is not None:
-            record_file.close()
+    client = (experiment.client, prepared.bootstrap, prepared.topic)
+    with record_file or nullcontext(), closing(open_sender(*client, experiment.acks, reported)) as sender:
+        _produce(sender, experiment, account)
     account.give_up_waiting()
     produce_s = time.monotonic() - started_s
-    with closing(
-        open_reader(experiment.client, prepared.bootstrap, prepared.topic, prepared.starts, experiment.max_poll_records)
-    ) as reader:
+    with closing(open_reader(*client, prepared.starts, experiment.max_poll_records)) as reader:
         timeline = _consume(reader, experiment, account, prepared)
     return figures(experiment, prepared, account, timeline, produce_s)
 
@@ -159,7 +145,7 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, prepared:
     with progress("consume", experiment.messages) as show:
         while now_s - last_s < experiment.timeout_s:
             began_s = time.monotonic()
-            batch = reader.poll(POLL_S)
+            batch = reader.poll(0.5)
             now_s = time.monotonic()
             for read in batch:
                 account.delivered(read.partition, read.offset, number_of(read))
@@ -167,19 +153,16 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, prepared:
             if batch:
                 last_s = now_s
                 show(account.consumed, f"{account.consumed:,} of {account.acked:,} read")
-            if account.missing == 0 and _is_read_to_end(account, prepared):
+            if account.missing == 0 and is_read_to_end(account, prepared.brokers, prepared.topic, prepared.starts):
                 break
     timeline.end(now_s, account.incomplete())
     return timeline
 
 
-def _is_read_to_end(account: Account, prepared: Prepared) -> bool:
+def is_read_to_end(account: Account, brokers: str, topic: str, starts: Mapping[int, int]) -> bool:
     """Return whether every partition was read to its end: a duplicate would come after the last expected record."""
-    ends = end_offsets(prepared.brokers, prepared.topic)
-    if ends is None:
-        return False
-    starts = prepared.starts
-    return all(max(account.next_offset(partition), starts[partition]) >= end for partition, end in ends.items())
+    ends = end_offsets(brokers, topic)
+    return ends is not None and all(max(account.next_offset(p), starts[p]) >= end for p, end in ends.items())
 
 
 def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:
@@ -189,7 +172,7 @@ def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:
     minute.
     """
     try:
-        ends = with_cluster(brokers, lambda cluster: Topics(cluster).offsets(topic, LATEST), END_OFFSETS_TIMEOUT_S)
+        ends = with_cluster(brokers, lambda cluster: Topics(cluster).offsets(topic, LATEST), 10.0)
     except (KafkaError, ClientError):
         return None
     return {partition: end.offset for partition, end in ends.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError, ConnectionLost
@@ -20,21 +20,12 @@ REQUEST_TIMEOUT_S = 1.0
 FIRST_TIMEOUT_S = 3.0
 SILENT_TIMEOUT_S = 0.3
 FETCH_BYTES = 64 * 1024
-FETCH_BY_NAME_AT_MOST = 12
-METADATA_AT_MOST = 12
-LIST_OFFSETS_AT_MOST = 9
 
 Address = tuple[str, int]
-
-
-class ReportedOffsets(NamedTuple):
-    """The offsets that one leader reported for one partition, or the error."""
-
-    log_start_offset: int | None
-    high_watermark: int | None
-    log_end_offset: int | None
-    error: str | None
-    answer_ms: float
+OffsetsOrErrors = dict[tuple[str, int], tuple[int | None, str | None]]
+"""By topic and partition."""
+ReportedOffsets = tuple[int | None, int | None, int | None, str | None, float]
+"""Of one partition at its leader: log start, high watermark, log end, error, and the response time in ms."""
 
 
 class Brokers:
@@ -85,24 +76,15 @@ class Brokers:
         answers = await asyncio.gather(*(call(node) for node in nodes))
         return {node: answer for node, answer in zip(nodes, answers, strict=True) if answer is not None}
 
-    # -- metadata ------------------------------------------------------------------------------------------------------
-
     async def layout(self, topic: str, timeout_s: float = REQUEST_TIMEOUT_S) -> ClusterLayout:
         """Return the newest metadata of all brokers that answer. If none answers, raise the last broker's error."""
         addresses = list(dict.fromkeys((*self._bootstrap, *self.addresses.values())))
-        answers = await self._request_layouts(addresses, topic, timeout_s)
-        layouts: list[ClusterLayout] = []
-        reasons: dict[Address, str] = {}
-        failure: ClientError | None = None
-        for address, answer in zip(addresses, answers, strict=True):
-            if isinstance(answer, ClusterLayout):
-                layouts.append(answer)
-            else:
-                failure = answer
-                reasons[address] = str(answer)
+        answers = dict(zip(addresses, await self._request_layouts(addresses, topic, timeout_s), strict=True))
+        layouts = [answer for answer in answers.values() if isinstance(answer, ClusterLayout)]
+        failures = {address: answer for address, answer in answers.items() if isinstance(answer, ClientError)}
         if not layouts:
-            assert failure is not None
-            raise failure
+            raise list(failures.values())[-1]
+        reasons = {address: str(error) for address, error in failures.items()}
         self._slow = {address for address, reason in reasons.items() if "did not answer" in reason}
         newest = max(layouts, key=lambda layout: _newness(layout, topic))
         self.addresses |= {broker.node_id: (broker.host, broker.port) for broker in newest.brokers.values()}
@@ -138,12 +120,10 @@ class Brokers:
         }
         try:
             connection = await self._connection(address, timeout_s=timeout_s)
-            answer = await connection.call(ApiKey.METADATA, values, timeout_s=timeout_s, at_most=METADATA_AT_MOST)
+            answer = await connection.call(ApiKey.METADATA, values, timeout_s=timeout_s, at_most=12)
             return layout_of(answer)
         except ClientError as error:
             return error
-
-    # -- offsets -------------------------------------------------------------------------------------------------------
 
     async def offsets(self, topic: str, leaders: Mapping[int, int]) -> dict[int, ReportedOffsets]:
         """Return the start and end of each partition, from its leader. The leaders are queried in parallel."""
@@ -159,25 +139,17 @@ class Brokers:
             if node not in self.addresses:
                 raise KafkaError(ErrorCode.leader_not_available, "the metadata names no leader")
             connection = await self._node_connection(node)
-            requests = ((EARLIEST, CONSUMER_READER), (LATEST, CONSUMER_READER), (LATEST, LOG_END_READER))
-            starts, watermarks, ends = await asyncio.gather(
-                *(
-                    list_offsets(connection, {topic: partitions}, time_ms, reader, REQUEST_TIMEOUT_S)
-                    for time_ms, reader in requests
-                )
-            )
+            starts, watermarks, ends = await log_bounds(connection, {topic: partitions}, REQUEST_TIMEOUT_S)
         except (ClientError, KafkaError) as error:
-            return {partition: ReportedOffsets(None, None, None, str(error), 0.0) for partition in partitions}
+            return dict.fromkeys(partitions, (None, None, None, str(error), 0.0))
         answer_ms = (self._loop.time() - began_s) * 1000
         reported: dict[int, ReportedOffsets] = {}
         for partition in partitions:
             start, _ = starts[topic, partition]
             watermark, watermark_error = watermarks[topic, partition]
             end, end_error = ends[topic, partition]
-            reported[partition] = ReportedOffsets(start, watermark, end, watermark_error or end_error, answer_ms)
+            reported[partition] = (start, watermark, end, watermark_error or end_error, answer_ms)
         return reported
-
-    # -- groups --------------------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[str]:
         """Return the names of all groups that the responding brokers coordinate."""
@@ -185,17 +157,13 @@ class Brokers:
         answers = await self._call_all(ApiKey.LIST_GROUPS, lambda node: values)
         return sorted({group.group_id for answer in answers.values() for group in answer.groups})
 
-    # -- probe fetch ---------------------------------------------------------------------------------------------------
-
     async def fetch(self, node: int, topic: str, partition: int, offset: int, timeout_s: float) -> None:
         """Fetch available records on a dedicated connection, so that the duration is what a consumer would wait."""
         connection = await self._connection(self.addresses[node], f"fetch-{partition}")
-        version = connection.version(ApiKey.FETCH, FETCH_BY_NAME_AT_MOST)
+        version = connection.version(ApiKey.FETCH, 12)  # later versions name topics by id
         topics = [FetchTopic(topic, None, [FetchPartition(partition, -1, offset, -1, -1, FETCH_BYTES)])]
         request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=FETCH_BYTES, topics=topics)
         await connection.request(ApiKey.FETCH, version, write_fetch_request(version, request), timeout_s=timeout_s)
-
-    # -- Chronik only --------------------------------------------------------------------------------------------------
 
     async def http_addresses(self) -> dict[int, str]:
         """Return the HTTP address in each broker's configuration. Brokers that are not Chronik have none."""
@@ -213,10 +181,17 @@ class Brokers:
         }
 
 
-async def list_offsets(
+async def log_bounds(
+    connection: Connection, partitions: Mapping[str, Iterable[int]], timeout_s: float
+) -> list[OffsetsOrErrors]:
+    """Return the log starts, the ends that consumers see, and the log ends."""
+    requests = ((EARLIEST, CONSUMER_READER), (LATEST, CONSUMER_READER), (LATEST, LOG_END_READER))
+    return await asyncio.gather(*(_list_offsets(connection, partitions, *request, timeout_s) for request in requests))
+
+
+async def _list_offsets(
     connection: Connection, partitions: Mapping[str, Iterable[int]], time_ms: int, reader: int, timeout_s: float
-) -> dict[tuple[str, int], tuple[int | None, str | None]]:
-    """Return an offset or an error for each partition of each topic."""
+) -> OffsetsOrErrors:
     topics = [
         {
             "name": topic,
@@ -225,7 +200,7 @@ async def list_offsets(
         for topic, indexes in partitions.items()
     ]
     values = {"replica_id": reader, "isolation_level": 0, "topics": topics}
-    answer = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=LIST_OFFSETS_AT_MOST)
+    answer = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=9)
     return {
         (topic.name, listed.partition_index): (listed.offset, None)
         if listed.error_code is ErrorCode.none

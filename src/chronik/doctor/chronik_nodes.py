@@ -75,13 +75,8 @@ class ChronikNodes:
 
     async def read_traces(self, seen: Observations) -> None:
         rings = await asyncio.gather(*(self._ring(node) for node in self.addresses))
-        clocks: dict[int, float] = {}
-        traces: list[Trace] = []
-        for node, (events, clock_ms) in zip(self.addresses, rings, strict=True):
-            clocks[node] = clock_ms
-            traces += events
-        seen.traces = traces
-        seen.node_clocks_ms = clocks
+        seen.traces = [event for events, _ in rings for event in events]
+        seen.node_clocks_ms = {node: clock_ms for node, (_, clock_ms) in zip(self.addresses, rings, strict=True)}
 
     async def _metrics(self, node: int) -> str:
         try:
@@ -137,20 +132,18 @@ class TracePages:
             answer = await get(self.address, "/api/traces", self._timeout_s, topic=topic, partition=partition, **query)
             page = decode_page(answer.body)
         except (HttpError, ValueError) as error:
-            self.answers, self.reason = False, str(error)
-            self.has_changed = before
+            self.answers, self.has_changed, self.reason = False, before, str(error)
             return ()
+        self.answers, self.has_changed = True, not before
         self._after, self.clock_ms = page.next, answer.clock_ms
-        self.answers = True
-        self.has_changed = not before
         return page.events
 
 
 def _samples(text: str, topic: str) -> list[tuple[str, int, float]]:
     """Return the name, partition and value of each of the topic's samples."""
-    samples: list[tuple[str, int, float]] = []
-    for name, labels, value in _SAMPLE.findall(text):
-        by_name = dict(_LABEL.findall(labels))
-        if by_name.get("topic") == topic and by_name.get("partition", "").isdigit():
-            samples.append((name, int(by_name["partition"]), float(value)))
-    return samples
+    samples = ((name, dict(_LABEL.findall(labels)), value) for name, labels, value in _SAMPLE.findall(text))
+    return [
+        (name, int(labels["partition"]), float(value))
+        for name, labels, value in samples
+        if labels.get("topic") == topic and labels.get("partition", "").isdigit()
+    ]

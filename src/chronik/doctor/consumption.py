@@ -6,7 +6,7 @@ had time to commit twice. `needs_longer` tells the examination to keep watching 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from chronik.doctor.diagnosis import Evidence, Finding, listed
@@ -44,30 +44,26 @@ def progress_of(seen: Observations, samples: Sequence[GroupSample]) -> Progress:
 
 def needs_longer(seen: Observations) -> bool:
     """Return whether a group looks stalled but has not been watched long enough to be sure."""
-    for group, samples in seen.groups.items():
+    return any(progress.span_s < COMMITS_S for _, _, progress in _stalled_groups(seen))
+
+
+def _stalled_groups(seen: Observations) -> Iterator[tuple[str, GroupSample, Progress]]:
+    """Yield groups with stalled partitions. Without members a group has ended, unless requested or still committing."""
+    for group, samples in sorted(seen.groups.items()):
         progress = progress_of(seen, samples)
-        if progress.stalled and progress.span_s < COMMITS_S and _is_judged(seen, group, samples):
-            return True
-    return False
-
-
-def _is_judged(seen: Observations, group: str, samples: Sequence[GroupSample]) -> bool:
-    """Decide whether to judge a group. Without members it has ended, unless it was requested or still commits."""
-    is_empty = not samples[-1].members
-    return group == seen.requested_group or not is_empty or bool(progress_of(seen, samples).advancing)
+        if progress.stalled and (group == seen.requested_group or samples[-1].members or progress.advancing):
+            yield group, samples[-1], progress
 
 
 def consumer_stopped(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
-    for group, samples in sorted(seen.groups.items()):
-        progress = progress_of(seen, samples)
-        if not progress.stalled or progress.span_s < COMMITS_S or not _is_judged(seen, group, samples):
+    for group, sample, progress in _stalled_groups(seen):
+        if progress.span_s < COMMITS_S:
             continue
-        members = samples[-1].members
-        stopped = [member for member in members if _has_stopped(member, progress)]
+        stopped = [member for member in sample.members if _has_stopped(member, progress)]
         evidence += [_stopped_member(group, member, progress) for member in stopped]
         if not stopped and not progress.advancing:
-            evidence.append(_stopped_group(group, samples[-1], progress))
+            evidence.append(_stopped_group(group, sample, progress))
     clients = [item.client for item in evidence if item.client is not None]
     step = (
         f"Check {listed(dict.fromkeys(clients))}: is it busy with a record, blocked, or over max.poll.interval.ms? "
@@ -117,16 +113,14 @@ def _stopped_group(group: str, sample: GroupSample, progress: Progress) -> Evide
 
 def partition_imbalance(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
-    for group, samples in sorted(seen.groups.items()):
-        progress = progress_of(seen, samples)
-        if not progress.stalled or not progress.advancing or progress.span_s < COMMITS_S:
+    for group, sample, progress in _stalled_groups(seen):
+        if not progress.advancing or progress.span_s < COMMITS_S:
             continue
-        owners = {partition: member for member in samples[-1].members for partition in member.partitions}
+        owners = {partition: member for member in sample.members for partition in member.partitions}
         for partition in progress.stalled:
             owner = owners.get(partition)
-            if owner is not None and _has_stopped(owner, progress):
-                continue
-            evidence.append(_unbalanced(seen, group, partition, owner, progress))
+            if owner is None or not _has_stopped(owner, progress):
+                evidence.append(_unbalanced(group, partition, sample.committed[partition], owner, progress))
     return Finding(
         "partition-imbalance",
         f"consumption of partition {listed(e.partition for e in evidence)} of {seen.topic} is stalled while other "
@@ -137,14 +131,12 @@ def partition_imbalance(seen: Observations) -> Finding:
     )
 
 
-def _unbalanced(seen: Observations, group: str, partition: int, owner: Member | None, progress: Progress) -> Evidence:
-    committed = seen.groups[group][-1].committed[partition]
-    assigned = "it is assigned to no member"
-    if owner is not None:
-        assigned = f"it is assigned to {owner.client_id} at {owner.host}"
+def _unbalanced(group: str, partition: int, committed: int, owner: Member | None, progress: Progress) -> Evidence:
+    member = "no member" if owner is None else f"{owner.client_id} at {owner.host}"
     return Evidence(
         f"group {group}: partition {partition} has been at offset {committed} for {progress.span_s:.0f} s, with "
-        f"{progress.lag[partition]} records to read; {assigned}; partition {listed(progress.advancing)} advanced",
+        f"{progress.lag[partition]} records to read; it is assigned to {member}; partition "
+        f"{listed(progress.advancing)} advanced",
         partition,
         group=group,
         client=None if owner is None else owner.client_id,

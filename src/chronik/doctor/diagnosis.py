@@ -79,6 +79,10 @@ class Finding(NamedTuple):
     evidence: list[Evidence]
 
 
+def nodes_of(evidence: Iterable[Evidence]) -> list[int]:
+    return sorted({item.node for item in evidence if item.node is not None})
+
+
 def listed(items: Iterable[object]) -> str:
     """Format as `1, 2, 3`, or `none` if empty."""
     return ", ".join(map(str, items)) or "none"

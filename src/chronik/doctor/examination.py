@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from chronik.client.cluster import Cluster
@@ -18,26 +19,16 @@ from chronik.doctor.brokers import FIRST_TIMEOUT_S, Address, Brokers
 from chronik.doctor.chronik_nodes import ChronikNodes, all_http_addresses
 from chronik.doctor.consumption import COMMITS_S, needs_longer
 from chronik.doctor.diagnosis import Diagnosis
-from chronik.doctor.observations import (
-    DOCTOR_CLIENT_ID,
-    Fetch,
-    GroupSample,
-    Member,
-    Observations,
-    PartitionSample,
-)
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Fetch, GroupSample, Member, Observations, PartitionSample
 from chronik.doctor.rules import judge
 from chronik.wire.errors import ErrorCode, KafkaError
 
 SECONDS = 5.0
 SECONDS_MAX = 300.0
-SAMPLE_INTERVAL_S = 0.8
-PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 10.0
 PROBED_PARTITIONS_MAX = 12
 GROUPS_MAX = 10
 GROUP_TIMEOUT_S = 2.0
-MIN_INSYNC = "min.insync.replicas"
 
 
 async def diagnose(
@@ -47,16 +38,13 @@ async def diagnose(
 
     Raises UNKNOWN_TOPIC_OR_PARTITION, GROUP_ID_NOT_FOUND, or a ClientError if no broker can be reached.
     """
-    examination = Examination(bootstrap, topic, group)
-    try:
+    async with aclosing(Examination(bootstrap, topic, group)) as examination:
         await examination.run(min(seconds, SECONDS_MAX))
-    finally:
-        await examination.close()
     return judge(examination.seen)
 
 
 class Examination:
-    """One examination. Owned by its event loop; `close` cancels the fetches that still run."""
+    """One examination. Owned by its event loop; `aclose` cancels the fetches that still run."""
 
     def __init__(self, bootstrap: Sequence[Address], topic: str, group: str | None) -> None:
         self.seen = Observations(topic, group)
@@ -64,9 +52,9 @@ class Examination:
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._brokers = Brokers(bootstrap)
-        self._cluster: Cluster | None = None
+        self._cluster = Cluster(bootstrap, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S)
         self._groups: tuple[str, ...] = () if group is None else (group,)
-        self._nodes: ChronikNodes | None = None
+        self._nodes = ChronikNodes({}, topic)
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._open_probes: dict[int, Fetch] = {}
 
@@ -74,13 +62,12 @@ class Examination:
     def _now_s(self) -> float:
         return self._loop.time() - self._began_s
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for task in self._probes.values():
             task.cancel()
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
         self._brokers.close()
-        if self._cluster is not None:
-            await self._cluster.close()
+        await self._cluster.close()
 
     async def run(self, seconds: float) -> None:
         await self._begin()
@@ -88,14 +75,13 @@ class Examination:
         began_s = self._now_s
         while True:
             elapsed_s = self._now_s - began_s
-            if self._nodes is not None and not has_read_halfway and elapsed_s >= seconds / 2:
+            if not has_read_halfway and elapsed_s >= seconds / 2:
                 has_read_halfway = True
                 await self._nodes.read_metrics(self.seen, self._now_s)
-            if elapsed_s >= seconds and not needs_longer(self.seen):
+            seconds_max = seconds + COMMITS_S + 2 * GROUP_TIMEOUT_S
+            if elapsed_s >= seconds_max or (elapsed_s >= seconds and not needs_longer(self.seen)):
                 break
-            if elapsed_s >= seconds + COMMITS_S + 2 * GROUP_TIMEOUT_S:
-                break
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
+            await asyncio.sleep(0.8)
             await self._sample()
         await self._finish()
 
@@ -107,29 +93,24 @@ class Examination:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {self._topic} does not exist")
         reachable = [a for node, a in self._brokers.addresses.items() if node not in self._brokers.silent]
         self._cluster = Cluster(reachable, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S)
-        addresses = await all_http_addresses(await self._brokers.http_addresses())
-        if addresses:
-            self._nodes = ChronikNodes(addresses, self._topic)
-        else:
+        self._nodes = ChronikNodes(await all_http_addresses(await self._brokers.http_addresses()), self._topic)
+        if not self._nodes.addresses:
             self.seen.note("no broker has a Chronik HTTP address: the verdict is based on the Kafka protocol alone")
         await asyncio.gather(self._read_min_insync(), self._find_groups())
-        if self._nodes is not None:
-            await self._nodes.read_metrics(self.seen, self._now_s)
+        await self._nodes.read_metrics(self.seen, self._now_s)
         await self._sample(is_first=True)
 
     async def _read_min_insync(self) -> None:
-        assert self._cluster is not None
         try:
             configs = await Topics(self._cluster).configs(self._topic)
         except (KafkaError, ClientError) as error:
             self.seen.note(f"the topic's settings could not be read: {error}")
             return
-        value = next((config.value for config in configs if config.name == MIN_INSYNC), None)
+        value = next((config.value for config in configs if config.name == "min.insync.replicas"), None)
         self.seen.min_insync_replicas = int(value) if value is not None and value.isdigit() else None
 
     async def _find_groups(self) -> None:
         """Find the groups that have committed offsets of the topic, if no group was named."""
-        assert self._cluster is not None
         if self._groups:
             return
         groups = Groups(self._cluster)
@@ -145,8 +126,6 @@ class Examination:
             self.seen.note(
                 f"{len(consuming)} groups consume the topic, and {GROUPS_MAX} were examined: name one with --group"
             )
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
 
     async def _sample(self, *, is_first: bool = False) -> None:
         await asyncio.gather(self._sample_partitions(), *(self._sample_group(g, is_first) for g in self._groups))
@@ -184,7 +163,6 @@ class Examination:
             )
 
     async def _sample_group(self, group: str, is_first: bool) -> None:
-        assert self._cluster is not None
         groups = Groups(self._cluster)
         try:
             description = await groups.describe(group)
@@ -207,8 +185,6 @@ class Examination:
         sample = GroupSample(self._now_s, description.state, members, here)
         self.seen.groups.setdefault(group, []).append(sample)
 
-    # -- probe fetches -------------------------------------------------------------------------------------------------
-
     async def _probe(self, partition: int) -> None:
         """Send one fetch after another. Ignore errors: the partition samples show them."""
         while True:
@@ -225,7 +201,7 @@ class Examination:
                     if timed.elapsed_ms >= PROBE_TIMEOUT_S * 1000:
                         self.seen.fetches.append(timed)
                 del self._open_probes[partition]
-            await asyncio.sleep(PROBE_INTERVAL_S)
+            await asyncio.sleep(1.0)
 
     def _timed(self, probe: Fetch, *, is_over: bool) -> Fetch:
         return replace(probe, elapsed_ms=(self._now_s - probe.at_s) * 1000, is_over=is_over)
@@ -241,16 +217,10 @@ class Examination:
                 return committed
         return start
 
-    # -- finish --------------------------------------------------------------------------------------------------------
-
     async def _finish(self) -> None:
         if not self.seen.partitions:
             raise Unreachable(f"no broker returned the partitions of {self._topic}")
         now_s = self._now_s
         self.seen.fetches += [self._timed(probe, is_over=False) for probe in self._open_probes.values()]
-        if self._nodes is not None:
-            await asyncio.gather(
-                self._nodes.read_metrics(self.seen, now_s),
-                self._nodes.read_replicas(self.seen),
-                self._nodes.read_traces(self.seen),
-            )
+        nodes, seen = self._nodes, self.seen
+        await asyncio.gather(nodes.read_metrics(seen, now_s), nodes.read_replicas(seen), nodes.read_traces(seen))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chronik.doctor.diagnosis import Evidence, Finding, listed
+from chronik.doctor.diagnosis import Evidence, Finding, listed, nodes_of
 from chronik.doctor.observations import DOCTOR_CLIENT_ID, Fetch, Observations
 from chronik.observe.traces import FetchServed, FetchStarted, WatermarkSeen
 
@@ -44,13 +44,12 @@ def fetch_hang(seen: Observations) -> Finding:
                 numbers={"fetches": len(fetches), "longest_ms": round(worst.elapsed_ms, 1)},
             )
         )
-    nodes = sorted({node for item in evidence if (node := item.node) is not None})
     return Finding(
         "fetch-hang",
         f"fetches of partition {listed(e.partition for e in evidence)} of {seen.topic} hang although records are "
         f"available: a healthy fetch takes less than {SMOOTH_MS:g} ms",
-        f"Check the disk of node {listed(nodes)} (iostat, smartctl, chronik_fsync_seconds). A restart of the node "
-        "transfers its leadership to other nodes meanwhile.",
+        f"Check the disk of node {listed(nodes_of(evidence))} (iostat, smartctl, chronik_fsync_seconds). A restart of "
+        "the node transfers its leadership to other nodes meanwhile.",
         evidence,
     )
 

@@ -6,11 +6,12 @@ precedence is the verdict. It is closest to the cause, because each condition al
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
 
 from chronik.doctor.consumption import consumer_stopped, partition_imbalance
-from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, listed
+from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, listed, nodes_of
 from chronik.doctor.fetch_path import UNNAMED_CLIENT, fetch_hang
 from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample, RejectionSample
 from chronik.observe.traces import FetchServed, IsrChanged, ProduceRejected, WatermarkUpdated
@@ -26,12 +27,8 @@ REJECTION_ERRORS = ("NOT_LEADER_OR_FOLLOWER", "FENCED_LEADER_EPOCH", "UNKNOWN_LE
 
 def _lasting_s(samples: Sequence[PartitionSample], holds: Callable[[PartitionSample], bool]) -> float | None:
     """Return how long a condition has held without a break up to the last sample, or None if it does not hold now."""
-    since: float | None = None
-    for sample in reversed(samples):
-        if not holds(sample):
-            break
-        since = sample.at_s
-    return None if since is None else samples[-1].at_s - since
+    holding = list(itertools.takewhile(holds, reversed(samples)))
+    return holding[0].at_s - holding[-1].at_s if holding else None
 
 
 def _plural(noun: str, items: Sized) -> str:
@@ -44,9 +41,8 @@ def no_leader(seen: Observations) -> Finding:
         since_s = _lasting_s(samples, lambda sample: not sample.has_leader)
         # Two samples without a leader in the metadata suffice. Otherwise wait for longer than an election takes.
         at_once = len(samples) > 1 and samples[-1].leader < 0 and samples[-2].leader < 0
-        if since_s is None or not (at_once or since_s >= LEADERLESS_S):
-            continue
-        evidence.append(_leaderless(seen, partition, samples[-1], since_s))
+        if since_s is not None and (at_once or since_s >= LEADERLESS_S):
+            evidence.append(_leaderless(seen, partition, samples[-1], since_s))
     named = listed(item.partition for item in evidence)
     missing = sorted(seen.silent_nodes)
     start = f"Start {_plural('node', missing)} {listed(missing)}" if missing else "Start the missing nodes"
@@ -69,10 +65,8 @@ def _leaderless(seen: Observations, partition: int, sample: PartitionSample, sin
         reason = seen.silent_nodes[sample.leader]
         text = f"node {sample.leader} leads partition {partition} in the metadata, but does not answer: {reason}"
     else:
-        text = (
-            f"node {sample.leader} leads partition {partition} in the metadata, but rejects requests for it: "
-            f"{sample.error}"
-        )
+        error = sample.error
+        text = f"node {sample.leader} leads partition {partition} in the metadata, but rejects requests for it: {error}"
     if silent:
         text += f"; of its replicas {listed(sample.replicas)}, {listed(silent)} did not answer"
     node = sample.leader if sample.leader >= 0 else None
@@ -83,15 +77,11 @@ def watermark_not_advancing(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
         current = samples[-1]
-        end = current.log_end_offset
-        if end is None:
-            continue
         stuck_s = _lasting_s(samples, partial(_is_stuck_at, current.high_watermark))
-        if stuck_s is None or stuck_s < WATERMARK_STUCK_S:
-            continue
-        since_s = max(stuck_s, _watermark_age_s(seen, partition))
-        evidence.append(_stuck_watermark(seen, partition, current, since_s))
-    lagging = sorted({node for item in evidence if (node := item.node) is not None})
+        if stuck_s is not None and stuck_s >= WATERMARK_STUCK_S:
+            since_s = max(stuck_s, _watermark_age_s(seen, partition))
+            evidence.append(_stuck_watermark(seen, partition, current, since_s))
+    lagging = nodes_of(evidence)
     step = (
         f"Check {_plural('node', lagging)} {listed(lagging)}, and start or resume what is down or paused"
         if lagging
@@ -222,12 +212,12 @@ def under_replicated(seen: Observations) -> Finding:
                 since_s=round(since_s, 1),
             )
         )
-    nodes = sorted({node for item in evidence if (node := item.node) is not None})
     return Finding(
         "under-replicated",
         f"{len(evidence)} of {len(seen.partitions)} partitions of {seen.topic} have replicas that are not in sync: no "
         "record is lost, but the topic tolerates fewer failures",
-        f"Start node {listed(nodes)}, or wait while it catches up; chronik cluster status shows all nodes.",
+        f"Start node {listed(nodes_of(evidence))}, or wait while it catches up; chronik cluster status shows all "
+        "nodes.",
         evidence,
     )
 
@@ -263,19 +253,13 @@ def judge(seen: Observations) -> Diagnosis:
 
 
 def _healthy(seen: Observations) -> Finding:
-    count = len(seen.partitions)
     slowest_ms = max((probe.elapsed_ms for probe in seen.fetches), default=None)
     fetches = "" if slowest_ms is None else f"; fetches were answered within {slowest_ms:.0f} ms"
-    evidence = [Evidence(f"all {count} partitions have a leader and all replicas in sync{fetches}")]
+    evidence = [Evidence(f"all {len(seen.partitions)} partitions have a leader and all replicas in sync{fetches}")]
     for group, samples in sorted(seen.groups.items()):
         lag = sum(view["lag"] or 0 for view in _lags(seen, group).values())
-        evidence.append(
-            Evidence(
-                f"group {group} is {samples[-1].state} with {len(samples[-1].members)} members, lag {lag}",
-                group=group,
-                numbers={"lag": lag},
-            )
-        )
+        text = f"group {group} is {samples[-1].state} with {len(samples[-1].members)} members, lag {lag}"
+        evidence.append(Evidence(text, group=group, numbers={"lag": lag}))
     return Finding(
         "healthy", f"{seen.topic} is healthy: consumers can read what is produced", "Nothing to do.", evidence
     )
@@ -319,10 +303,11 @@ def _examined(seen: Observations, partition: int, samples: list[PartitionSample]
 
 
 def _lags(seen: Observations, group: str) -> Mapping[int, dict[str, int | None]]:
-    lags: dict[int, dict[str, int | None]] = {}
-    for partition, committed in seen.groups[group][-1].committed.items():
-        samples = seen.partitions.get(partition)
-        watermark = samples[-1].high_watermark if samples else None
-        lag = None if watermark is None else max(0, watermark - committed)
-        lags[partition] = {"committed": committed, "lag": lag}
-    return lags
+    watermarks = {partition: samples[-1].high_watermark for partition, samples in seen.partitions.items()}
+    return {
+        partition: {
+            "committed": committed,
+            "lag": None if (watermark := watermarks.get(partition)) is None else max(0, watermark - committed),
+        }
+        for partition, committed in seen.groups[group][-1].committed.items()
+    }

@@ -21,6 +21,7 @@ from typing import Any
 
 from chronik.local.errors import LocalClusterError, UncleanStop
 from chronik.local.node import LocalNode, nodes_in, write_settings
+from chronik.local.node_process import wait_until
 from chronik.node.config import HTTP_PORT_BELOW_KAFKA, INTERNAL_PORT_BELOW_KAFKA
 from chronik.node.membership.cluster_secret import SECRET_NAME, make_secret
 from chronik.storage.disk import RealDisk, read_file, write_file_atomic
@@ -31,12 +32,8 @@ NODES_MAX = 99
 REPLICAS_MAX = 3
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 45.0
-PAUSE_TIMEOUT_S = 5.0
-POLL_INTERVAL_S = 0.03
-PORT_MAX = 65_535
 # Below the ephemeral port range, so that a node that is killed and restarted finds its ports still free.
 FREE_PORT_FROM, FREE_PORT_UPTO = 24_100, 32_000
-FREE_PORT_TRIES = 100
 # Settings that differ between nodes, so they must not come from a shared environment. The cluster secret is stored in
 # the node folders because a later command may run in a shell without the variable.
 PER_NODE_VARIABLES = ("NODE_ID", "CLUSTER_ID", "CLUSTER_SECRET", "DATA_DIR", "PEERS", "LISTEN_", "ADVERTISE_", "RACK")
@@ -49,11 +46,7 @@ class LocalCluster:
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        command: Sequence[str] = START_NODE,
-        environment: Mapping[str, str] | None = None,
+        self, folder: str, *, command: Sequence[str] = START_NODE, environment: Mapping[str, str] | None = None
     ) -> None:
         self.folder = os.path.abspath(folder)
         self.nodes: list[LocalNode] = []
@@ -80,9 +73,9 @@ class LocalCluster:
             node.reload()
 
     def node(self, node_id: int) -> LocalNode:
-        for node in self.nodes:
-            if node.id == node_id:
-                return node
+        found = next((node for node in self.nodes if node.id == node_id), None)
+        if found is not None:
+            return found
         if not self.nodes:
             raise LocalClusterError(f"there is no cluster in {self.folder}: start one with chronik cluster up")
         known = ", ".join(str(node.id) for node in self.nodes)
@@ -108,14 +101,9 @@ class LocalCluster:
         check_ports([port + index for index in range(nodes)])
         # A random id in the format of Kafka's cluster ids.
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        shared = {
-            "cluster_id": cluster_id,
-            "default_replication_factor": min(REPLICAS_MAX, nodes),
-            **(settings or {}),
-        }
+        shared = {"cluster_id": cluster_id, "default_replication_factor": min(REPLICAS_MAX, nodes), **(settings or {})}
         for index in range(nodes):
             self._write_node(index + 1, port + index, shared)
-        self.refresh()
         self.introduce()
 
     def add(self) -> LocalNode:
@@ -130,7 +118,6 @@ class LocalCluster:
             "durability": first.durability,
         }
         self._write_node(node_id, port, shared)
-        self.refresh()
         self.introduce()
         return self.node(node_id)
 
@@ -145,6 +132,7 @@ class LocalCluster:
 
     def introduce(self) -> None:
         """Write the list of peers to each node's settings, and give each node the cluster secret."""
+        self.refresh()
         for node in self.nodes:
             others = [{"id": other.id, "internal": str(other.internal)} for other in self.nodes if other is not node]
             node.change({"peers": others or None})
@@ -157,7 +145,7 @@ class LocalCluster:
         started = [node for node in self.nodes if node.process.state is None]
         try:
             for node in started:
-                self._launch(node)
+                self.launch(node.id)
             self.wait_until_ready(timeout_s)
         except BaseException:
             for node in started:
@@ -176,11 +164,13 @@ class LocalCluster:
     def launch(self, node_id: int) -> LocalNode:
         """Start one node's process without waiting for it to become ready."""
         node = self.node(node_id)
+        if node.process.state == "paused":
+            raise LocalClusterError(f"node {node_id} is paused: chronik cluster resume {node_id}")
         if node.process.state is not None:
-            if node.process.state == "paused":
-                raise LocalClusterError(f"node {node_id} is paused: chronik cluster resume {node_id}")
             raise LocalClusterError(f"node {node_id} is already running (process {node.process.pid})")
-        self._launch(node)
+        self._share_secret()
+        # Pass the folder explicitly: it may have been moved since its settings were written.
+        node.process.launch([*self.command_of(node.id), "--data-dir", node.folder], self._environment)
         return node
 
     def stop(self, node_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -198,10 +188,9 @@ class LocalCluster:
         """Send SIGSTOP: connections stay open, and the node answers nothing."""
         node = self._running_node(node_id)
         node.process.send(signal.SIGSTOP)
-        if not node.process.wait_until_paused(PAUSE_TIMEOUT_S):
-            raise LocalClusterError(
-                f"node {node_id} was sent SIGSTOP and still runs: look at process {node.process.pid}"
-            )
+        if not wait_until(lambda: node.process.state != "running", 5.0):
+            pid = node.process.pid
+            raise LocalClusterError(f"node {node_id} was sent SIGSTOP and still runs: look at process {pid}")
 
     def resume(self, node_id: int) -> bool:
         """Send SIGCONT; return False if the node was not paused."""
@@ -218,38 +207,37 @@ class LocalCluster:
 
     def wait_until_in_sync(self, timeout_s: float) -> bool:
         """Wait until every partition has a leader and all its replicas in sync. Return False if the time is up."""
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
+
+        def is_in_sync() -> bool:
             view = self.view()
-            if view is not None and view["under_replicated"] == 0 and view["leaderless"] == 0:
-                return True
-            time.sleep(POLL_INTERVAL_S)
-        return False
+            return view is not None and view["under_replicated"] == 0 and view["leaderless"] == 0
+
+        return wait_until(is_in_sync, timeout_s)
 
     def _serves(self, node: LocalNode) -> bool:
         """Return whether the node is ready and its view has a controller and lists every running node as alive."""
-        if not node.is_ready:
-            return False
-        view = node.cluster_view()
+        view = node.cluster_view() if node.is_ready else None
         if view is None or view["controller"] is None:
             return False
         alive = {known["id"] for known in view["nodes"] if known["state"] == "alive"}
         return alive >= {running.id for running in self.nodes if running.process.state == "running"}
 
     def _wait(self, condition: Callable[[], bool], nodes: Sequence[LocalNode], timeout_s: float, what: str) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while not condition():
+        def is_met() -> bool:
+            if condition():
+                return True
             for node in nodes:
                 if node.process.state is None:
                     reason = node.process.reason()
                     node.process.forget()
                     raise LocalClusterError(f"node {node.id} did not start: {reason}")
-            if time.monotonic() >= deadline_s:
-                late = next((node for node in nodes if not node.is_ready), nodes[0])
-                raise LocalClusterError(
-                    f"node {late.id} did not {what} within {timeout_s:g} s: see {late.log_path}, or try once more"
-                )
-            time.sleep(POLL_INTERVAL_S)
+            return False
+
+        if not wait_until(is_met, timeout_s):
+            late = next((node for node in nodes if not node.is_ready), nodes[0])
+            raise LocalClusterError(
+                f"node {late.id} did not {what} within {timeout_s:g} s: see {late.log_path}, or try once more"
+            )
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
@@ -274,11 +262,6 @@ class LocalCluster:
                     f"cannot copy the cluster secret from {source or self.folder} to {path}: {error.strerror}; "
                     "make both usable for this user alone"
                 ) from None
-
-    def _launch(self, node: LocalNode) -> None:
-        self._share_secret()
-        # Pass the folder explicitly: it may have been moved since its settings were written.
-        node.process.launch([*self.command_of(node.id), "--data-dir", node.folder], self._environment)
 
     def _running_node(self, node_id: int) -> LocalNode:
         node = self.node(node_id)
@@ -305,21 +288,16 @@ class LocalCluster:
 
     def _write_node(self, node_id: int, port: int, shared: Mapping[str, Any]) -> None:
         """Write the settings of a new node; `shared` are those that all nodes have in common."""
-        folder = self._path(node_id)
-        write_settings(
-            folder, {"node_id": node_id, "data_dir": folder, **shared, "listen": self._listen(node_id, port)}
-        )
+        folder = os.path.join(self.folder, f"node-{node_id}")
+        listen = self._listen(node_id, port)
+        write_settings(folder, {"node_id": node_id, "data_dir": folder, **shared, "listen": listen})
 
     def _listen(self, node_id: int, port: int) -> dict[str, str]:
         host = self.host_of(node_id)
         if host == HOST:
             return {"kafka": f"{host}:{port}"}
         # HTTP defaults to loopback, and so does the internal address of a node without peers.
-        below = {"http": HTTP_PORT_BELOW_KAFKA, "internal": INTERNAL_PORT_BELOW_KAFKA}
-        return {"kafka": f"{host}:{port}", **{name: f"{host}:{port - less}" for name, less in below.items()}}
-
-    def _path(self, node_id: int) -> str:
-        return os.path.join(self.folder, f"node-{node_id}")
+        return dict(zip(("kafka", "http", "internal"), (f"{host}:{each}" for each in _ports(port)), strict=True))
 
     @contextlib.contextmanager
     def locked(self, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
@@ -356,7 +334,7 @@ def clean_environment() -> dict[str, str]:
 def free_port(nodes: int) -> int:
     """Return a first port for `nodes` nodes such that every port that they will use is free."""
     chooser = random.Random()
-    for _ in range(FREE_PORT_TRIES):
+    for _ in range(100):
         port = chooser.randrange(FREE_PORT_FROM, FREE_PORT_UPTO - nodes)
         if all(_is_free(taken) for index in range(nodes) for taken in _ports(port + index)):
             return port
@@ -367,7 +345,7 @@ def free_port(nodes: int) -> int:
 def check_ports(ports: Sequence[int]) -> None:
     """Raise if a node cannot use one of the ports, before anything is written."""
     for port in ports:
-        if not INTERNAL_PORT_BELOW_KAFKA < port <= PORT_MAX:
+        if not INTERNAL_PORT_BELOW_KAFKA < port <= 65_535:
             raise LocalClusterError(
                 f"port {port} cannot be used: nodes also listen {HTTP_PORT_BELOW_KAFKA} and "
                 f"{INTERNAL_PORT_BELOW_KAFKA} below it, so pass --port with one above {INTERNAL_PORT_BELOW_KAFKA}"

@@ -23,8 +23,6 @@ from chronik.local.errors import LocalClusterError
 from chronik.local.node_process import NodeProcess
 from chronik.node.config import ConfigError, load
 
-FOLDER_NAME = re.compile(r"node-(\d+)")
-
 
 class LocalNode:
     """A node with its settings in `folder`/node.toml. Reading its state never changes it."""
@@ -77,10 +75,9 @@ class LocalNode:
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of one GET request; status 0 if the node does not answer."""
         try:
-            status, body, _ = asyncio.run(request(str(self.http), path))
+            return asyncio.run(request(str(self.http), path))[:2]
         except HttpError:
             return 0, b""
-        return status, body
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Change some settings and keep all others; None removes a setting. The node reads them at its next start."""
@@ -97,10 +94,9 @@ def nodes_in(folder: str) -> list[LocalNode]:
         return []
     except OSError as error:
         raise LocalClusterError(f"cannot read {folder}: {error.strerror}; pass another --dir") from None
-    paths = [os.path.join(folder, name) for name in names if FOLDER_NAME.fullmatch(name)]
+    paths = [os.path.join(folder, name) for name in names if re.fullmatch(r"node-\d+", name)]
     return sorted(
-        (LocalNode(path) for path in paths if os.path.exists(os.path.join(path, "node.toml"))),
-        key=lambda node: node.id,
+        (LocalNode(path) for path in paths if os.path.exists(os.path.join(path, "node.toml"))), key=lambda node: node.id
     )
 
 

@@ -19,10 +19,6 @@ from chronik.local.errors import LocalClusterError
 
 ProcessState = Literal["running", "paused"]
 
-POLL_INTERVAL_S = 0.02
-KILL_TIMEOUT_S = 45.0
-STOPPED_LETTERS = ("T", "t")
-GONE_LETTERS = ("Z", "X", "x")
 REASON_BYTES_MAX = 64 * 1024
 MESSAGE_PREFIX = "chronik: "
 CONFIG_FLAG = "--config"
@@ -34,18 +30,13 @@ def _uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python interrupts only the main thread
         return
-    is_interrupted = False
-
-    def remember(number: int, frame: object) -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-
-    before = signal.signal(signal.SIGINT, remember)
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if is_interrupted:
+    if interrupts:
         raise KeyboardInterrupt
 
 
@@ -73,13 +64,13 @@ class NodeProcess:
         if inspected is None:
             return None
         letter, threads, command = inspected
-        if letter in GONE_LETTERS:
+        if letter in "ZXx":
             # The first thread of a killed process ends at once; one inside fsync still holds the data folder's lock.
             return "running" if threads > 1 else None
         # Do not check the command line of our own child: it is empty for a moment after launch.
         if pid != self._child_pid and f"{CONFIG_FLAG} {self._config_path}" not in command:
             return None
-        return "paused" if letter in STOPPED_LETTERS else "running"
+        return "paused" if letter in "Tt" else "running"
 
     @_uninterrupted()
     def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -110,32 +101,27 @@ class NodeProcess:
         child.returncode = 0
         self._child_pid = child.pid
 
-    def send(self, number: signal.Signals) -> bool:
-        """Send a signal; return False if no process runs."""
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if the process runs."""
         pid = self.pid
-        if pid is None:
-            return False
         try:
-            os.kill(pid, number)
+            if pid is not None:
+                os.kill(pid, number)
         except ProcessLookupError:
-            return False
+            pass
         except PermissionError:
             raise LocalClusterError(
                 f"process {pid} belongs to another user: run this command as the user who started it"
             ) from None
-        return True
 
     def kill(self) -> None:
         """Send SIGKILL, and remove the pid file when the process has ended."""
         self.send(signal.SIGKILL)
-        self.wait_until_gone(KILL_TIMEOUT_S)
+        self.wait_until_gone(45.0)
         self.forget()
 
     def wait_until_gone(self, timeout_s: float) -> bool:
-        return self._wait(lambda: self.state is None, timeout_s)
-
-    def wait_until_paused(self, timeout_s: float) -> bool:
-        return self._wait(lambda: self.state != "running", timeout_s)
+        return wait_until(lambda: self.state is None, timeout_s)
 
     def forget(self) -> None:
         """Remove the pid file of a process that has ended."""
@@ -173,13 +159,15 @@ class NodeProcess:
         except (OSError, ValueError):
             return None
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        deadline_s = time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(POLL_INTERVAL_S)
-        return True
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll until the condition holds; return False if the time is up."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def inspect(pid: int) -> tuple[str, int, str] | None:

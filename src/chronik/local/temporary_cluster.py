@@ -17,15 +17,10 @@ class TemporaryCluster(LocalCluster):
     """A context manager: inside it all nodes serve; after it no process or file remains."""
 
     def __init__(
-        self,
-        nodes: int,
-        *,
-        command: Sequence[str] = START_NODE,
-        environment: Mapping[str, str] | None = None,
+        self, nodes: int, *, command: Sequence[str] = START_NODE, environment: Mapping[str, str] | None = None
     ) -> None:
-        folder = tempfile.mkdtemp(prefix="chronik-")
         own = clean_environment() if environment is None else environment
-        super().__init__(folder, command=command, environment=own)
+        super().__init__(tempfile.mkdtemp(prefix="chronik-"), command=command, environment=own)
         self._count = nodes
 
     def __enter__(self) -> Self:

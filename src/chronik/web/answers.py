@@ -93,9 +93,8 @@ class Text:
 
     @property
     def schema(self) -> dict[str, Any]:
-        return (
-            {"type": "string"} if self.characters_max is None else {"type": "string", "maxLength": self.characters_max}
-        )
+        limit = {} if self.characters_max is None else {"maxLength": self.characters_max}
+        return {"type": "string", **limit}
 
 
 Parameter: TypeAlias = Number | Flag | Text

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -38,7 +39,6 @@ from chronik.web.views import cluster_view, damages_view, topic_view, topics_vie
 
 T = TypeVar("T")
 
-METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SAMPLING_MAX = 4
 """How many requests may query every broker at the same time. Further requests wait."""
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -85,7 +85,7 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
         # Import Prometheus' library and render the text off the event loop, because both would delay other requests.
         await asyncio.to_thread(import_module, "prometheus_client.core")
         text = await asyncio.to_thread(render, list(node.metrics.collect()))
-        return Response(text, headers={"content-type": METRICS_CONTENT_TYPE})
+        return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def description(parameters: Parameters) -> schemas.OpenApi:
         return await asyncio.to_thread(describe, endpoints)
@@ -109,12 +109,8 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
 
     async def sampled(view: Callable[[OffsetSampler], Awaitable[T]]) -> T:
         """Run a view that queries other brokers, over its own connections."""
-        async with sampling:
-            sampler = OffsetSampler(node)
-            try:
-                return await view(sampler)
-            finally:
-                await sampler.close()
+        async with sampling, aclosing(OffsetSampler(node)) as sampler:
+            return await view(sampler)
 
     plain = partial(Endpoint, parameters=None, media_type=PLAIN_TEXT)
     endpoints = [
@@ -178,16 +174,13 @@ def _page_routes() -> list[Route]:
     """Return the routes of `/` and of the files that it uses."""
     files = {path.name: PageFile(path) for path in sorted(PAGE_FOLDER.iterdir()) if path.suffix in PAGE_CONTENT_TYPES}
 
-    async def index(request: Request) -> Response:
-        return files["index.html"].answer(request)
-
     async def file(request: Request) -> Response:
-        name = request.path_params["name"]
+        name = request.path_params.get("name", "index.html")
         if name not in files:
             raise Refusal(404, f"the page has no file {name[:100]}: see /")
         return files[name].answer(request)
 
-    return [Route("/", index), Route("/page/{name}", file)]
+    return [Route("/", file), Route("/page/{name}", file)]
 
 
 class PageFile:

@@ -7,6 +7,7 @@ HTTP port is unreachable, it fetches the batches over the Kafka protocol.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -47,14 +48,13 @@ async def batches_page(node: NodeView, parameters: Parameters) -> bytes:
     async with leader_log(leader, topic.name, partition.partition) as log:
         start, end = await log.bounds()
         result = await _headers_from(log, max(first, start), min(to, end), end, limit)
-    page = _page(topic.name, partition.partition, leader.id, start, end)
-    return await node.run_blocking(lambda: page(result))
+    return await node.run_blocking(partial(_encode, topic.name, partition.partition, leader.id, start, end, result))
 
 
 async def _from_local_log(node: NodeView, partition: Partition, first: int, to: int, limit: int) -> bytes:
     log = LocalLog(node, partition)
     start, end = await log.bounds()
-    page = _page(partition.topic, partition.index, node.node_id, start, end)
+    page = partial(_encode, partition.topic, partition.index, node.node_id, start, end)
     first, to = max(first, start), min(to, end)
     if first >= to:
         return page(HeadersResult([], None))
@@ -97,13 +97,9 @@ def timestamp_type(header: BatchHeader) -> schemas.TimestampType:
     return "LogAppendTime" if header.log_append_time else "CreateTime"
 
 
-def _page(topic: str, partition: int, leader: int, start: int, end: int) -> Callable[[HeadersResult], bytes]:
-    def encode(result: HeadersResult) -> bytes:
-        batches = [_batch(header) for header in result.headers]
-        page = schemas.Batches(topic, partition, leader, start, end, result.next_offset, batches)
-        return msgspec.json.encode(page)
-
-    return encode
+def _encode(topic: str, partition: int, leader: int, start: int, end: int, result: HeadersResult) -> bytes:
+    batches = [_batch(header) for header in result.headers]
+    return msgspec.json.encode(schemas.Batches(topic, partition, leader, start, end, result.next_offset, batches))
 
 
 def _batch(header: BatchHeader) -> schemas.Batch:

@@ -29,7 +29,6 @@ TOPIC, GROUP = (Text(name, characters_max=1000) for name in ("topic", "group"))
 PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRACES)
 LISTENERS_MAX = 64
 EVENT_STREAM = "text/event-stream"
-RECONNECT_MS = 1000
 SEND_TIMEOUT_S = 60.0
 
 FeedKey = tuple[str, str]
@@ -56,20 +55,15 @@ class EventHub:
         listener = Listener()
         self._listeners[listener] = list(feeds)
         for key, make in feeds.items():
-            feed = self._feeds.get(key)
-            if feed is None:
-                feed = self._feeds[key] = make()
-                feed.start()
-            feed.add(listener)
+            if key not in self._feeds:
+                self._feeds[key] = make()
+            self._feeds[key].add(listener)
         return listener
 
     def leave(self, listener: Listener) -> None:
         for key in self._listeners.pop(listener, ()):
-            feed = self._feeds[key]
-            feed.remove(listener)
-            if feed.is_unheard:
+            if self._feeds[key].remove(listener):
                 del self._feeds[key]
-                feed.stop()
 
     async def close(self) -> None:
         """End every stream, because the node is stopping."""
@@ -107,7 +101,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send(_body(b"retry: %d\n\n" % RECONNECT_MS))
+        await send(_body(b"retry: 1000\n\n"))
         listener = self._hub.listen(self._feeds)
         disconnected = asyncio.ensure_future(_close_on_disconnect(receive, listener))
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from itertools import accumulate
 from typing import ClassVar
 
 import msgspec
@@ -72,30 +74,22 @@ class Feed(ABC):
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[Listener, None] = {}
         self._latest: bytes | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_unheard(self) -> bool:
-        return not self._listeners
-
-    def start(self) -> None:
         self._task = self._loop.create_task(self._run(), name=f"feed-{self.event}")
 
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
     async def stopped(self) -> None:
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        await asyncio.wait([self._task])
 
     def add(self, listener: Listener) -> None:
         self._listeners[listener] = None
         if self._latest is not None:
             listener.send(self.event, self._latest)
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: Listener) -> bool:
+        """Remove a listener. Stop and return True if it was the last."""
         self._listeners.pop(listener, None)
+        if not self._listeners:
+            self._task.cancel()
+        return not self._listeners
 
     async def _run(self) -> None:
         try:
@@ -155,17 +149,18 @@ class ClusterFeed(Feed):
 
 
 class SampledFeed(Feed):
-    """A feed with offsets from all over the cluster."""
+    """A feed with offsets from all over the cluster. `name` is that of the topic or group, if the feed is about one."""
 
-    def __init__(self, node: NodeView) -> None:
+    def __init__(self, node: NodeView, name: str = "") -> None:
         super().__init__(node)
+        self._name = name
         self._sampler = OffsetSampler(node)
 
     def pause_s(self) -> float:
         return max(self.interval_s, len(self._sampler.samples) / PARTITIONS_PER_S)
 
     async def close(self) -> None:
-        await self._sampler.close()
+        await self._sampler.aclose()
 
 
 class LivePartition(schemas.Partition, frozen=True):
@@ -190,15 +185,11 @@ class TopicFeed(SampledFeed):
     event = "topic"
     interval_s = 0.5
 
-    def __init__(self, node: NodeView, topic: str) -> None:
-        super().__init__(node)
-        self._topic = topic
-
     async def tick(self) -> None:
         image = require_image(self._node)
-        topic = image.topic(self._topic)
+        topic = image.topic(self._name)
         if topic is None:
-            raise Refusal(404, f"topic {self._topic[:260]} does not exist")
+            raise Refusal(404, f"topic {self._name[:260]} does not exist")
         if self._node.is_ready:
             await self._sampler.sample(image, [topic])
         now_s = self._loop.time()
@@ -262,12 +253,8 @@ class TopicsFeed(SampledFeed):
 
 def _first(topics: list[TopicImage]) -> list[TopicImage]:
     """Return the topics to sample: as many as fit into `SAMPLED_PARTITIONS_MAX`."""
-    partitions = 0
-    for index, topic in enumerate(topics):
-        partitions += len(topic.partitions)
-        if partitions > SAMPLED_PARTITIONS_MAX:
-            return topics[:index]
-    return topics
+    totals = list(accumulate(len(topic.partitions) for topic in topics))
+    return topics[: bisect_right(totals, SAMPLED_PARTITIONS_MAX)]
 
 
 class GroupsFeed(SampledFeed):
@@ -282,9 +269,5 @@ class GroupFeed(SampledFeed):
     event = "group"
     interval_s = 1.0
 
-    def __init__(self, node: NodeView, group: str) -> None:
-        super().__init__(node)
-        self._group = group
-
     async def tick(self) -> None:
-        self.send(await group_view(self._group, self._node, self._sampler))
+        self.send(await group_view(self._name, self._node, self._sampler))

@@ -11,9 +11,8 @@ from chronik.client.groups import read_assignment
 from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.web import schemas
 from chronik.web.answers import Refusal
-from chronik.web.broker_pool import BrokerPool, PartitionName
 from chronik.web.node_view import NodeView, require_image
-from chronik.web.offsets import OffsetSampler
+from chronik.web.offsets import BrokerPool, OffsetSampler, PartitionName
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -35,30 +34,23 @@ class DescribedGroup(NamedTuple):
         return sorted({*self.committed, *self.owners})
 
 
-class FoundGroups(NamedTuple):
-    groups: list[DescribedGroup]
-    total: int
-    silent: list[int]
-    """The brokers that did not answer. Their groups are missing."""
-
-
 async def groups_view(node: NodeView, sampler: OffsetSampler) -> schemas.Groups:
     """Return one line per group, the largest lag first."""
-    found = await _find(require_image(node), sampler, None)
-    lines = [schemas.GroupSummary(*_summary(group, sampler)) for group in found.groups]
+    groups, total, silent = await _find(require_image(node), sampler, None)
+    lines = [schemas.GroupSummary(*_summary(group, sampler)) for group in groups]
     lines.sort(key=lambda line: (-(line.lag or 0), line.group))
-    return schemas.Groups(lines, found.total, found.silent)
+    return schemas.Groups(lines, total, silent)
 
 
 async def group_view(name: str, node: NodeView, sampler: OffsetSampler) -> schemas.Group:
     """Return one group with its members and its lag per partition. Raises a 404 Refusal if no coordinator knows it."""
-    found = await _find(require_image(node), sampler, name)
-    if not found.groups:
-        if found.silent:
-            silent = ", ".join(map(str, found.silent))
-            raise Refusal(503, f"group {name[:260]} was not found, but node {silent} did not answer: retry")
+    groups, _, silent = await _find(require_image(node), sampler, name)
+    if not groups and silent:
+        nodes = ", ".join(map(str, silent))
+        raise Refusal(503, f"group {name[:260]} was not found, but node {nodes} did not answer: retry")
+    if not groups:
         raise Refusal(404, f"group {name[:260]} does not exist: see /api/groups")
-    group = found.groups[0]
+    group = groups[0]
     return schemas.Group(
         *_summary(group, sampler),
         assignor=group.assignor,
@@ -76,8 +68,13 @@ async def group_view(name: str, node: NodeView, sampler: OffsetSampler) -> schem
     )
 
 
-async def _find(image: ClusterImage, sampler: OffsetSampler, name: str | None) -> FoundGroups:
-    """Find all groups, or the named one, and sample the ends of their partitions."""
+async def _find(
+    image: ClusterImage, sampler: OffsetSampler, name: str | None
+) -> tuple[list[DescribedGroup], int, list[int]]:
+    """Find all groups, or the named one, and sample the ends of their partitions.
+
+    Also return how many there are, and the brokers that did not answer: their groups are missing.
+    """
     coordinators = image.live_brokers()
     answers = await asyncio.gather(
         *(_groups_of(sampler.brokers, broker, name) for broker in coordinators), return_exceptions=True
@@ -95,7 +92,7 @@ async def _find(image: ClusterImage, sampler: OffsetSampler, name: str | None) -
             total += answer[1]
     consumed = {topic for group in groups for topic, _ in group.partitions}
     await sampler.sample(image, [topic for each in sorted(consumed) if (topic := image.topic(each)) is not None])
-    return FoundGroups(groups, total, silent)
+    return groups, total, silent
 
 
 async def _groups_of(brokers: BrokerPool, broker: BrokerImage, name: str | None) -> tuple[list[DescribedGroup], int]:

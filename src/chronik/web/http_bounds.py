@@ -24,47 +24,33 @@ WAIT_S_MAX = 5.0
 STALL_S_MAX = 30.0
 """How long a peer may leave a response unread."""
 
-HEALTH_CHECKS = ("/healthz", "/readyz")
 
-
-class WaitingConnections:
+class WaitingConnections(dict["HttpConnection", float]):
     """The waiting connections, each with the time when it began to wait. Owned by the event loop.
 
     Invariant: the connection that has waited longest comes first.
     """
 
-    def __init__(self) -> None:
-        self._since_s: dict[HttpConnection, float] = {}
-
-    def add(self, connection: HttpConnection, now_s: float) -> None:
-        self._since_s.setdefault(connection, now_s)
-
-    def remove(self, connection: HttpConnection) -> None:
-        self._since_s.pop(connection, None)
-
     def drop_oldest(self) -> None:
         """Close the oldest connection whose response has been read, or the oldest of all if there is none."""
-        silent = next((connection for connection in self._since_s if connection.is_read), None)
-        oldest = silent or next(iter(self._since_s), None)
+        silent = next((connection for connection in self if connection.is_read), None)
+        oldest = silent or next(iter(self), None)
         if oldest is not None:
-            self._end(oldest)
+            del self[oldest]
+            oldest.transport.abort()
 
     def drop_late(self, now_s: float) -> None:
         """Close connections that have waited too long. Do not cut off a response that is still being read."""
-        while self._since_s:
-            connection, since_s = next(iter(self._since_s.items()))
+        while self:
+            connection, since_s = next(iter(self.items()))
             if now_s - since_s < WAIT_S_MAX:
                 return
+            del self[connection]
             if connection.is_read or connection.is_given_up:
-                self._end(connection)
+                connection.transport.abort()
             else:
                 connection.give_up()
-                self.remove(connection)
-                self.add(connection, now_s)
-
-    def _end(self, connection: HttpConnection) -> None:
-        self.remove(connection)
-        connection.transport.abort()
+                self[connection] = now_s
 
 
 class HttpConnection(H11Protocol):
@@ -91,15 +77,15 @@ class HttpConnection(H11Protocol):
         self._note()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._waiting.remove(self)
+        self._waiting.pop(self, None)
         self._read_again()
         super().connection_lost(exc)
 
     def _note(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
-            self._waiting.add(self, self.loop.time())
+            self._waiting.setdefault(self, self.loop.time())
         else:
-            self._waiting.remove(self)
+            self._waiting.pop(self, None)
 
     # -- unread responses ----------------------------------------------------------------------------------------------
 
@@ -136,7 +122,7 @@ class BoundedApp:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in HEALTH_CHECKS:
+        if scope["path"] in ("/healthz", "/readyz"):
             await self._app(scope, receive, send)
             return
         if self._running >= REQUESTS_MAX:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,8 +16,8 @@ from chronik.client.topics import EARLIEST, LATEST, Topics
 from chronik.metadata.image import BrokerImage
 from chronik.node.replicas.partition import Partition
 from chronik.web.answers import INT32_MAX, Flag, Number, Parameters, Refusal
-from chronik.web.broker_pool import CLIENT_ID
 from chronik.web.node_view import NodeView
+from chronik.web.offsets import CLIENT_ID
 from chronik.wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
@@ -30,17 +30,6 @@ KAFKA_TIMEOUT_S = 2.5
 READ_BYTES_MAX = 1024 * 1024
 
 
-class LogReader(Protocol):
-    async def bounds(self) -> tuple[int, int]:
-        """Return the log start offset, and the first offset that consumers cannot see."""
-
-    async def offset_at(self, time_ms: int) -> int | None:
-        """Return the offset of the first record at or after this time, or None if there is none."""
-
-    async def read(self, offset: int) -> memoryview:
-        """Return whole batches, starting with the one that contains `offset`; empty if there is none yet."""
-
-
 class LocalLog:
     """A partition that this node leads or replicates. A replica is read up to the high watermark that it knows."""
 
@@ -51,15 +40,18 @@ class LocalLog:
         self._generation = partition.generation
 
     async def bounds(self) -> tuple[int, int]:
+        """Return the log start offset, and the first offset that consumers cannot see."""
         return self._partition.log_start_offset, self._partition.visible_end_offset
 
     async def offset_at(self, time_ms: int) -> int | None:
+        """Return the offset of the first record at or after this time, or None if there is none."""
         partition = self._partition
         upto = partition.visible_end_offset
         record = await self.run(lambda: partition.log.offset_for_timestamp_job(time_ms, upto))
         return None if record is None or record.offset >= upto else record.offset
 
     async def read(self, offset: int) -> memoryview:
+        """Return whole batches, starting with the one that contains `offset`; empty if there is none yet."""
         partition = self._partition
         upto = partition.visible_end_offset
         return memoryview(await self.run(lambda: partition.log.read_job(offset, READ_BYTES_MAX, upto)))
@@ -104,8 +96,10 @@ class LeaderLog:
         return fetched.records
 
     async def _listed(self, time_ms: int) -> int:
-        offsets = await self._topics.offsets(self._topic, time_ms, [self._partition])
-        return offsets[self._partition].offset
+        return (await self._topics.offsets(self._topic, time_ms, [self._partition]))[self._partition].offset
+
+
+LogReader: TypeAlias = LocalLog | LeaderLog
 
 
 @asynccontextmanager

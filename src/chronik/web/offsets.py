@@ -7,15 +7,24 @@ its pending request times out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
-from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
-from chronik.web.broker_pool import Bounds, BrokerPool, PartitionName
+from chronik.doctor.brokers import log_bounds
+from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.web.node_view import NodeView, led_here
+from chronik.wire.api import ApiKey
 from chronik.wire.errors import KafkaError
 
+CLIENT_ID = "chronik-page"
+TIMEOUT_S = 2.0
+PartitionName = tuple[str, int]
+Bounds = tuple[int, int, int]
+"""The log start offset, the end offset that consumers see, and the log end offset."""
 ANSWER_WAIT_S = 0.4
 """How long a sample waits for the other nodes."""
 STALE_S = 2.5
@@ -44,6 +53,56 @@ class Sample:
         return 0 if self.stuck_since_s is None else int((now_s - self.stuck_since_s) * 1000)
 
 
+class BrokerPool:
+    """One connection to each queried broker, kept until `close`. Each request is sent once, with a short deadline.
+
+    Raises ClientError or KafkaError. The caller shows what it has, and retries next time.
+    """
+
+    def __init__(self) -> None:
+        self._connections: dict[tuple[str, int], asyncio.Task[Connection]] = {}
+
+    async def close(self) -> None:
+        opened, self._connections = list(self._connections.values()), {}
+        for task in opened:
+            task.cancel()
+        for result in await asyncio.gather(*opened, return_exceptions=True):
+            if isinstance(result, Connection):
+                result.close()
+
+    async def call(
+        self, broker: BrokerImage, key: ApiKey, values: Mapping[str, Any], at_most: int | None = None
+    ) -> Any:
+        connection = await self._connection(broker)
+        return await connection.call(key, values, timeout_s=TIMEOUT_S, at_most=at_most)
+
+    async def bounds(self, broker: BrokerImage, partitions: Iterable[PartitionName]) -> dict[PartitionName, Bounds]:
+        """Return the offsets of partitions that the broker leads. Partitions with an error are omitted."""
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            by_topic.setdefault(topic, []).append(partition)
+        starts, visible, ends = (
+            {name: offset for name, (offset, _) in answer.items() if offset is not None}
+            for answer in await log_bounds(await self._connection(broker), by_topic, TIMEOUT_S)
+        )
+        # Sequential requests: the log end may have grown since the visible end was read, but is never below it.
+        return {
+            name: (start, visible[name], max(visible[name], ends[name]))
+            for name, start in starts.items()
+            if name in visible and name in ends
+        }
+
+    async def _connection(self, broker: BrokerImage) -> Connection:
+        address = (broker.host, broker.port)
+        task = self._connections.get(address)
+        if task is not None and task.done() and (task.cancelled() or task.exception() or task.result().is_closed):
+            task = None
+        if task is None:
+            task = asyncio.create_task(Connection.open(*address, client_id=CLIENT_ID, timeout_s=TIMEOUT_S))
+            self._connections[address] = task
+        return await asyncio.shield(task)
+
+
 class OffsetSampler:
     """Samples of some topics, kept from one call to the next. Owned by the event loop; close it when done.
 
@@ -57,7 +116,7 @@ class OffsetSampler:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Task[dict[PartitionName, Bounds]]] = {}
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for task in self._pending.values():
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
@@ -83,7 +142,10 @@ class OffsetSampler:
         for leader, task in list(self._pending.items()):
             if task.done():
                 del self._pending[leader]
-                self._take(leader, task, requested)
+                with contextlib.suppress(ClientError, KafkaError):
+                    for name, bounds in task.result().items():
+                        if name in requested:
+                            self._note(name, bounds, leader)
         self._fall_back(requested)
 
     def _sample_own(self, name: PartitionName, partition: PartitionImage, led: dict[int, list[PartitionName]]) -> None:
@@ -104,17 +166,6 @@ class OffsetSampler:
             if replica is not None:
                 bounds = (replica.log_start_offset, replica.high_watermark, replica.log_end_offset)
                 self._note(name, bounds, node.node_id)
-
-    def _take(
-        self, leader: int, task: asyncio.Task[dict[PartitionName, Bounds]], requested: set[PartitionName]
-    ) -> None:
-        try:
-            answered = task.result()
-        except (ClientError, KafkaError):
-            return
-        for name, bounds in answered.items():
-            if name in requested:
-                self._note(name, bounds, leader)
 
     def _note(self, name: PartitionName, bounds: Bounds, node: int) -> None:
         now_s = self._loop.time()

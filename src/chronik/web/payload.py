@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 from base64 import b64encode
 from typing import NamedTuple
 
@@ -83,18 +84,9 @@ def content_of(data: bytes | None, bytes_max: int) -> Content | None:
         return None
     shown = data[:bytes_max]
     is_cut = len(shown) < len(data)
-    text = _text(shown, is_cut)
-    if text is None:
-        return Content("base64", b64encode(shown).decode(), len(data), is_cut)
-    return Content("utf-8", text, len(data), is_cut)
-
-
-def _text(data: bytes, is_cut: bool) -> str | None:
-    """Return None if the bytes are not UTF-8, or contain unprintable characters."""
-    if not _CONTROLS.isdisjoint(data):
-        return None
-    try:
-        # The cut may split the last character.
-        return codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
-    except UnicodeDecodeError:
-        return None
+    if _CONTROLS.isdisjoint(shown):
+        with contextlib.suppress(UnicodeDecodeError):
+            # The cut may split the last character.
+            text = codecs.getincrementaldecoder("utf-8")().decode(shown, final=not is_cut)
+            return Content("utf-8", text, len(data), is_cut)
+    return Content("base64", b64encode(shown).decode(), len(data), is_cut)

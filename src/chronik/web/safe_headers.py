@@ -20,7 +20,6 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-PUBLIC_PATHS = ("/healthz", "/readyz", "/metrics")
 
 
 class SafeHeaders:
@@ -35,7 +34,7 @@ class SafeHeaders:
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
             await send(message)
 
-        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS and _is_rebound(scope):
+        if scope["type"] == "http" and scope["path"] not in ("/healthz", "/readyz", "/metrics") and _is_rebound(scope):
             line = "this node listens on loopback: use 127.0.0.1 or localhost, or set listen.http to serve another name"
             await json_answer(Error(line), 403)(scope, receive, send_safely)
             return

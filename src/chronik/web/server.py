@@ -14,15 +14,11 @@ from starlette.applications import Starlette
 
 from chronik.web.http_bounds import BoundedApp, HttpConnection, WaitingConnections
 
-BACKLOG = 128
-SHUTDOWN_S = 2
-
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a bound socket that does not listen yet, so that a port in use is detected before anything starts."""
-    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, proto, _, address = found[0]
     listener = socket.socket(family, kind, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -72,16 +68,16 @@ class WebServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=SHUTDOWN_S,
+                backlog=128,
+                timeout_graceful_shutdown=2,
             ),
             waiting,
         )
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._serving = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
-        listening = asyncio.get_running_loop().create_task(self._server.listening.wait())
+        self._serving = asyncio.create_task(self._server.serve([self._socket]))
+        listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([self._serving, listening], return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
             listening.cancel()

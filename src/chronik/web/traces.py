@@ -32,11 +32,9 @@ ANSWER_WAIT_S = 0.4
 async def traces_page(node: NodeView, parameters: Parameters) -> bytes:
     """Return one page of the ring, encoded: the oldest events after `after`, or the `last` newest ones."""
     parameters.reject_both(AFTER, LAST)
-    limit = parameters.number(LIMIT)
-    partition = parameters.optional(PARTITION)
-    topic = parameters.text(TOPIC)
+    limit, last = parameters.number(LIMIT), parameters.optional(LAST)
+    partition, topic = parameters.optional(PARTITION), parameters.text(TOPIC)
     ring = node.traces
-    last = parameters.optional(LAST)
     if last is not None:
         events, following = latest(ring, last, topic, partition)
     else:
@@ -75,8 +73,7 @@ class TracesFeed(Feed):
             listener.send(self.event, self._encode(list(self._kept)), adds=True)
 
     async def tick(self) -> None:
-        events = self._own_events()
-        events += await self._other_events()
+        events = self._own_events() + await self._other_events()
         events.sort(key=lambda event: (event["time_ms"], event["node"], event["n"]))
         self._kept.extend(events)
         if events or not self._has_sent:
@@ -111,7 +108,9 @@ class TracesFeed(Feed):
         for broker in brokers.values():
             is_other = broker.id != self._node.node_id and broker.http and not broker.is_fenced
             if is_other and broker.id not in self._pending:
-                request = get_json(broker.http, "/api/traces", **self._query(broker.id))
+                after = self._after.get(broker.id)
+                page = {"last": FEED_EVENTS_MAX} if after is None else {"after": after, "limit": FEED_EVENTS_MAX}
+                request = get_json(broker.http, "/api/traces", **page, topic=self._topic)
                 self._pending[broker.id] = self._loop.create_task(request)
         if self._pending:
             await asyncio.wait(self._pending.values(), timeout=ANSWER_WAIT_S)
@@ -130,8 +129,3 @@ class TracesFeed(Feed):
                 silent.append(node_id)
         self._silent = sorted(silent)
         return events
-
-    def _query(self, node_id: int) -> dict[str, Any]:
-        after = self._after.get(node_id)
-        page = {"last": FEED_EVENTS_MAX} if after is None else {"after": after, "limit": FEED_EVENTS_MAX}
-        return {**page, "topic": self._topic}

@@ -22,23 +22,12 @@ def cluster_view(
 
     `damages` are those of this node's own logs.
     """
-    leaders: Counter[int] = Counter()
-    replicas: Counter[int] = Counter()
-    in_sync: Counter[int] = Counter()
-    partitions = 0
-    under_replicated: list[str] = []
-    leaderless: list[str] = []
-    for topic in topics_by_name(image):
-        partitions += len(topic.partitions)
-        for partition in topic.partitions:
-            leaders[partition.leader] += 1
-            replicas.update(partition.replicas)
-            in_sync.update(partition.isr)
-            name = f"{topic.name}-{partition.partition}"
-            if len(partition.isr) < len(partition.replicas):
-                under_replicated.append(name)
-            if partition.leader < 0:
-                leaderless.append(name)
+    partitions = [(topic.name, partition) for topic in topics_by_name(image) for partition in topic.partitions]
+    leaders = Counter(partition.leader for _, partition in partitions)
+    replicas = Counter(node for _, partition in partitions for node in partition.replicas)
+    in_sync = Counter(node for _, partition in partitions for node in partition.isr)
+    under_replicated = [f"{name}-{p.partition}" for name, p in partitions if len(p.isr) < len(p.replicas)]
+    leaderless = [f"{name}-{p.partition}" for name, p in partitions if p.leader < 0]
     return schemas.Cluster(
         cluster_id=image.cluster_id,
         node_id=node_id,
@@ -59,7 +48,7 @@ def cluster_view(
             for _, broker in sorted(image.brokers.items())
         ],
         topics=len(image.topics),
-        partitions=partitions,
+        partitions=len(partitions),
         under_replicated=len(under_replicated),
         leaderless=len(leaderless),
         under_replicated_partitions=under_replicated[:NAMED_PARTITIONS_MAX],
@@ -82,7 +71,8 @@ def topics_by_name(image: ClusterImage) -> list[TopicImage]:
 
 
 def topics_view(image: ClusterImage) -> schemas.Topics:
-    return schemas.Topics([topic_summary(topic) for topic in topics_by_name(image)])
+    topics = topics_by_name(image)
+    return schemas.Topics([schemas.TopicSummary(*topic_fields(topic), len(topic.partitions)) for topic in topics])
 
 
 def topic_view(node: NodeView, topic: TopicImage) -> schemas.Topic:
@@ -94,10 +84,6 @@ def topic_view(node: NodeView, topic: TopicImage) -> schemas.Topic:
         partitions=[_partition(node, topic, partition) for partition in topic.partitions],
         damages=damages_view(node, topic.name),
     )
-
-
-def topic_summary(topic: TopicImage) -> schemas.TopicSummary:
-    return schemas.TopicSummary(*topic_fields(topic), len(topic.partitions))
 
 
 def topic_fields(topic: TopicImage) -> tuple[str, UUID, bool, int, int, int]:
@@ -113,13 +99,10 @@ def topic_fields(topic: TopicImage) -> tuple[str, UUID, bool, int, int, int]:
 
 
 def _partition(node: NodeView, topic: TopicImage, partition: PartitionImage) -> schemas.Partition:
-    replica = node.partition(topic.name, partition.partition)
-    return schemas.Partition(
-        *partition_layout(partition),
-        log_start_offset=None if replica is None else replica.log_start_offset,
-        log_end_offset=None if replica is None else replica.log_end_offset,
-        high_watermark=None if replica is None else replica.high_watermark,
-    )
+    layout, replica = partition_layout(partition), node.partition(topic.name, partition.partition)
+    if replica is None:
+        return schemas.Partition(*layout, None, None, None)
+    return schemas.Partition(*layout, replica.log_start_offset, replica.log_end_offset, replica.high_watermark)
 
 
 def partition_layout(partition: PartitionImage) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
