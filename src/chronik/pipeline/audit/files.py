@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json
 
-from chronik.client.ledger import Entry
+from chronik.client.ledger import Entry, whole_lines_bytes
 from chronik.pipeline.audit.blocks import NO_TIME
 from chronik.pipeline.audit.checksum import checksums
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, rows_table
@@ -27,7 +27,6 @@ from chronik.pipeline.errors import PipelineError
 
 CHUNK_BYTES = 8 * 1024 * 1024
 TASK_BYTES = 64 * 1024 * 1024
-TAIL_BYTES = 64 * 1024
 TOMBSTONE = 2
 """Row flag: a record without a value, which compaction removes in the end."""
 
@@ -73,14 +72,7 @@ def snapshot(path: str, what: str) -> JsonLines:
     try:
         with open(path, "rb") as file:
             end = os.fstat(file.fileno()).st_size
-            at = end
-            while at > 0:
-                start = max(0, at - TAIL_BYTES)
-                newline = os.pread(file.fileno(), at - start, start).rfind(b"\n")
-                if newline >= 0:
-                    at = start + newline + 1
-                    break
-                at = start
+            at = whole_lines_bytes(file.fileno(), end)
     except OSError as error:
         raise PipelineError(f"cannot read the {what} {path}: {error.strerror}") from None
     if end and not at:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from chronik.client.batches import fetch_partition
 from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
@@ -20,19 +21,9 @@ from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.decoder import ROWS_MAX, ArrowDecoder, next_offset_after
 from chronik.pipeline.source.ranges import RecordRange
-from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
-from chronik.wire.fetch import (
-    FetchPartition,
-    FetchPartitionResponse,
-    FetchRequest,
-    FetchTopic,
-    read_fetch_response,
-    write_fetch_request,
-)
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.fetch import FetchPartitionResponse, FetchRequest
 
-BY_NAME_AT_MOST = 12
-"""The last version of Fetch that uses topic names instead of topic ids."""
 FETCH_BYTES_MAX = 4 * 1024 * 1024
 FETCH_WAIT_MS = 500
 FETCH_TIMEOUT_S = 15.0
@@ -131,8 +122,12 @@ class PartitionFetches:
         connection = self._leader if self._leader is not None and not self._leader.is_closed else None
         if connection is None:
             connection = self._leader = await self._find_leader(within)
+        request = FetchRequest(
+            max_wait_ms=FETCH_WAIT_MS, min_bytes=1, max_bytes=FETCH_BYTES_MAX, isolation_level=self._isolation_level
+        )
+        topic, partition = self._requested.topic, self._requested.partition
         try:
-            response = await self._request(connection, offset)
+            response = await fetch_partition(connection, request, topic, partition, offset, FETCH_TIMEOUT_S)
         except (KafkaError, ClientError):
             self._leader = None
             raise
@@ -142,35 +137,6 @@ class PartitionFetches:
             self._leader = None
             raise KafkaError(ErrorCode(response.error_code), f"fetch of {self._name} at {offset}")
         return response
-
-    async def _request(self, connection: Connection, offset: int) -> FetchPartitionResponse:
-        version = connection.version(ApiKey.FETCH, BY_NAME_AT_MOST)
-        partition = FetchPartition(
-            self._requested.partition,
-            current_leader_epoch=-1,
-            fetch_offset=offset,
-            last_fetched_epoch=-1,
-            log_start_offset=-1,
-            max_bytes=FETCH_BYTES_MAX,
-        )
-        request = FetchRequest(
-            max_wait_ms=FETCH_WAIT_MS,
-            min_bytes=1,
-            max_bytes=FETCH_BYTES_MAX,
-            isolation_level=self._isolation_level,
-            topics=[FetchTopic(self._requested.topic, None, [partition])],
-        )
-        body = write_fetch_request(version, request)
-        answer = await connection.request(ApiKey.FETCH, version, body, timeout_s=FETCH_TIMEOUT_S)
-        try:
-            response = read_fetch_response(version, answer)
-        except MalformedRequest as error:
-            raise KafkaError(ErrorCode.unknown_server_error, f"{connection.name}: {error}") from None
-        if response.error_code:
-            raise KafkaError(ErrorCode(response.error_code), f"fetch of {self._name} at {offset}")
-        if len(response.topics) != 1 or len(response.topics[0][2]) != 1:
-            raise KafkaError(ErrorCode.unknown_server_error, f"the response of {connection.name} lacks {self._name}")
-        return response.topics[0][2][0]
 
     async def _find_leader(self, within: Deadline) -> Connection:
         cluster = self._cluster.cluster
