@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -30,17 +31,8 @@ TASK_BYTES = 64 * 1024 * 1024
 TOMBSTONE = 2
 """Row flag: a record without a value, which compaction removes in the end."""
 
-_SCHEMA = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int64()),
-        pa.field("offset", pa.int64()),
-        pa.field("key", pa.string()),
-        pa.field("timestamp_ms", pa.int64()),
-        pa.field("checksum", pa.int64()),
-    ]
-)
-_REQUIRED = ("topic", "partition", "offset", "timestamp_ms", "checksum")
+_NUMBERS = ("partition", "offset", "timestamp_ms", "checksum")
+_SCHEMA = pa.schema({"topic": pa.string(), "key": pa.string(), **dict.fromkeys(_NUMBERS, pa.int64())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +78,7 @@ def file_ranges(
     """Return the tasks that read a file. `path` is where workers find it."""
     parts = max(1, min(parts_min, lines.size // CHUNK_BYTES), -(-lines.size // TASK_BYTES))
     edges = [lines.size * part // parts for part in range(parts + 1)]
-    return [
-        FileRange(path, lines.path, edges[part], edges[part + 1], topic, side, block_bits, with_keys)
-        for part in range(parts)
-    ]
+    return [FileRange(path, lines.path, *edge, topic, side, block_bits, with_keys) for edge in pairwise(edges)]
 
 
 def read_lines(task: FileRange) -> Iterator[Any]:
@@ -116,7 +105,7 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
         )
     except pa.ArrowInvalid as error:
         raise _fault(task, at, chunk, str(error)) from None
-    if any(table.column(name).null_count for name in _REQUIRED):
+    if any(table.column(name).null_count for name in ("topic", *_NUMBERS)):
         raise _fault(task, at, chunk, "a field is missing")
     order = np.arange(at, at + len(table), dtype=np.int64)  # unique, as every line has at least a byte
     chosen = pa.compute.equal(table.column("topic"), task.topic).to_numpy()

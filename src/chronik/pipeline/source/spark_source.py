@@ -23,7 +23,7 @@ from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.columns import arrow_schema
 from chronik.pipeline.source.options import SourceOptions
 from chronik.pipeline.source.planner import Planner, Position
-from chronik.pipeline.source.ranges import RANGES_SCHEMA, RecordRange, to_row
+from chronik.pipeline.source.ranges import RANGES_SCHEMA, to_row
 from chronik.pipeline.source.reading import ReadSettings, read_range
 
 logger = logging.getLogger(__name__)
@@ -53,27 +53,19 @@ class ChronikSource(DataSource):
 
     def _given_flag(self, name: str) -> bool:
         """Read a flag before the options are parsed: Spark needs the schema before it chooses batch or streaming."""
-        return any(
-            key.lower() == name.lower() and value.strip().lower() == "true" for key, value in self._given.items()
-        )
-
-
-class RangePartition(InputPartition):
-    """One task."""
-
-    def __init__(self, requested: RecordRange, topic_id: str) -> None:
-        super().__init__((requested, topic_id))
-        self.requested = requested
-        self.topic_id = topic_id
+        given = {key.lower(): value.strip().lower() for key, value in self._given.items()}
+        return given.get(name.lower()) == "true"
 
 
 def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
-    if not isinstance(partition, RangePartition):
-        return iter(())  # Spark passes something else if a batch read has nothing to read
+    """Read one task of `Planner.ranges`."""
+    if partition.value is None:
+        return iter(())  # Spark passes this if a batch read has nothing to read
+    requested, topic_id = partition.value
     if options.ranges_only:
-        return iter((to_row(partition.requested, partition.topic_id),))
+        return iter((to_row(requested, topic_id),))
     settings = ReadSettings(options.bootstrap, options.with_headers, options.committed_only, options.fail_on_data_loss)
-    return read_range(partition.requested, partition.topic_id, settings)
+    return read_range(requested, topic_id, settings)
 
 
 class BatchReader(DataSourceReader):
@@ -85,7 +77,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with BlockingCluster(self._options.bootstrap) as cluster:
             planner = Planner(self._options, cluster, logger.warning)
-            return [RangePartition(*task) for task in planner.ranges(planner.start(), planner.end())]
+            return [InputPartition(task) for task in planner.ranges(planner.start(), planner.end())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(partition, self._options)
@@ -144,7 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks = self._planner().ranges(Position.from_json(start), Position.from_json(end))
-        return [RangePartition(*task) for task in tasks]
+        return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(partition, self._options)
