@@ -6,13 +6,13 @@ the log start have expired, and records appended after the audit began are ignor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from chronik.pipeline.audit.blocks import ACKED, DELIVERED, LANDED, READABLE, SIDES, Bounds, Finding, bucket_width
 
-COMPLETE, INCOMPLETE = "complete", "incomplete"
 BUCKETS_MAX = 60
 LISTED_MAX = 10_000
 """Ranges listed in the JSON per partition and kind. Counts are not limited."""
@@ -55,7 +55,7 @@ class PartitionResult:
 
     partition: int
     bounds: Bounds
-    counts: dict[int, int] = field(default_factory=dict)
+    counts: Counter[int] = field(default_factory=Counter)
     first: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     expired: int = 0
@@ -97,7 +97,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        return COMPLETE if all(partition.is_complete for partition in self.partitions) else INCOMPLETE
+        return "complete" if all(partition.is_complete for partition in self.partitions) else "incomplete"
 
     @property
     def last_side(self) -> int:
@@ -105,7 +105,7 @@ class AuditResult:
         return max(self.given)
 
     def total(self, side: int) -> int | None:
-        return sum(partition.counts.get(side, 0) for partition in self.partitions) if side in self.given else None
+        return sum(partition.counts[side] for partition in self.partitions) if side in self.given else None
 
     @property
     def expected(self) -> int:
@@ -114,12 +114,12 @@ class AuditResult:
 
     @property
     def imbalance(self) -> int:
-        counts = [partition.counts.get(self.last_side, 0) for partition in self.partitions]
+        counts = [partition.counts[self.last_side] for partition in self.partitions]
         return max(counts, default=0) - min(counts, default=0)
 
     def share(self, partition: PartitionResult) -> tuple[int, float, int]:
         """Return a partition's records at the last side, percentage of all expected, and deviation from the mean."""
-        messages = partition.counts.get(self.last_side, 0)
+        messages = partition.counts[self.last_side]
         percent = round(100 * messages / self.expected, 1) if self.expected else 0.0
         return messages, percent, round(messages - self.expected / len(self.partitions))
 
@@ -148,7 +148,7 @@ class AuditResult:
         side = self.last_side
         return {
             "partition": partition.partition,
-            **{name: partition.counts.get(at, 0) if at in self.given else None for at, name in enumerate(SIDES)},
+            **{name: partition.counts[at] if at in self.given else None for at, name in enumerate(SIDES)},
             "messages": messages,
             "percent": percent,
             "deviation": deviation,
@@ -174,15 +174,9 @@ class AuditResult:
         """Return the time slices by partition and time. A side that was not given is null."""
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         for part in self.slices:
-            row = rows.setdefault(
-                (part.partition, part.start_ms),
-                {
-                    "partition": part.partition,
-                    "start_ms": part.start_ms,
-                    **{name: 0 if side in self.given else None for side, name in enumerate(SIDES)},
-                    "gaps": 0,
-                },
-            )
+            sides = {name: 0 if side in self.given else None for side, name in enumerate(SIDES)}
+            empty = {"partition": part.partition, "start_ms": part.start_ms, **sides, "gaps": 0}
+            row = rows.setdefault((part.partition, part.start_ms), empty)
             row[SIDES[part.side]] = part.count
             row["gaps"] += part.missing
         return [row for _, row in sorted(rows.items())]
@@ -221,10 +215,10 @@ def _partition(
     for finding in findings:
         match finding.kind:
             case "count":
-                side = finding.side
-                result.counts[side] = result.counts.get(side, 0) + finding.number
+                side, last = finding.side, finding.stop - 1
+                result.counts[side] += finding.number
                 result.first[side] = min(finding.start, result.first.get(side, finding.start))
-                result.last[side] = max(finding.stop - 1, result.last.get(side, finding.stop - 1))
+                result.last[side] = max(last, result.last.get(side, last))
             case "expired" | "unacknowledged" | "verified" | "disorder" | "mismatches":
                 setattr(result, finding.kind, getattr(result, finding.kind) + finding.number)
             case "gap" | "unexpected" | "duplicate":
@@ -235,7 +229,7 @@ def _partition(
                 if lost is not None:
                     ranges[finding.kind.removesuffix("-ahead")].append(lost)
                     if finding.kind == "gap-ahead":
-                        result.counts[ACKED] = result.counts.get(ACKED, 0) + lost.count
+                        result.counts[ACKED] += lost.count
             case "order" | "swapped":
                 result.disordered.append(Range(finding.side, finding.start, finding.stop - 1, 1))
             case "mismatch":
@@ -244,11 +238,11 @@ def _partition(
     if start_now > bounds.log_start:
         result.gaps, gone = _expired(result.gaps, start_now)
         result.expired += gone
-    result.duplicates = sorted(ranges["duplicate"], key=lambda item: (item.side, item.first))
+    result.duplicates = sorted(ranges["duplicate"], key=_place)
     result.unexpected = _merged(ranges["unexpected"])
     across = _order_across([finding for finding in findings if finding.kind == "sequence"])
     result.disorder += len(across)
-    result.disordered = sorted([*result.disordered, *across], key=lambda item: (item.side, item.first))
+    result.disordered = sorted([*result.disordered, *across], key=_place)
     result.mismatched.sort(key=lambda item: (item.side, item.offset))
     return result
 
@@ -272,14 +266,18 @@ def _expired(gaps: list[Range], log_start: int) -> tuple[list[Range], int]:
 def _merged(ranges: list[Range]) -> list[Range]:
     """Merge adjacent ranges, so that a gap across several blocks is one gap."""
     merged: list[Range] = []
-    for span in sorted(ranges, key=lambda item: (item.side, item.first)):
-        before = merged[-1] if merged else None
-        whole = before is not None and before.count == before.last - before.first + 1
-        if before is not None and whole and before.side == span.side and before.last + 1 == span.first:
+    for span in sorted(ranges, key=_place):
+        before = merged[-1] if merged else span
+        is_whole = before.count == before.last - before.first + 1
+        if is_whole and before.side == span.side and before.last + 1 == span.first:
             merged[-1] = Range(span.side, before.first, span.last, before.count + span.count)
         else:
             merged.append(span)
     return merged
+
+
+def _place(span: Range) -> tuple[int, int]:
+    return span.side, span.first
 
 
 def _order_across(sequences: list[Finding]) -> list[Range]:

@@ -9,28 +9,17 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.types import StructType
 
-from chronik.pipeline.land.schema import REASON, arrow_type
+from chronik.pipeline.land.schema import REASON, SIMPLE, arrow_type
 
 REASON_CHARACTERS_MAX = 500
 KEPT = (datetime.datetime, datetime.date, decimal.Decimal, bytes)
-WHOLE_BITS = {spark_types.ByteType: 8, spark_types.ShortType: 16, spark_types.IntegerType: 32, spark_types.LongType: 64}
-SIMPLE: dict[type, Any] = {
-    spark_types.StringType: str,
-    spark_types.BooleanType: bool,
-    spark_types.FloatType: float,
-    spark_types.DoubleType: float,
-    spark_types.DateType: datetime.date,
-    spark_types.TimestampType: datetime.datetime,
-    spark_types.BinaryType: bytes,
-    spark_types.DecimalType: decimal.Decimal,
-}
 
 
 class JsonColumns:
@@ -82,7 +71,7 @@ class Unreadable(Exception):
 def _to_arrow(field: Any, value: Any) -> Any:
     """Convert a value to what Arrow accepts."""
     kind = field.dataType
-    if value is None or type(kind) in WHOLE_BITS or isinstance(value, str | bool | float):
+    if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(kind, spark_types.DecimalType):
         return _decimal(field.name, kind, value)
@@ -120,9 +109,8 @@ def _object_type(fields: StructType, name: str) -> type[msgspec.Struct]:
 
 
 def _python_type(kind: Any, name: str) -> Any:
-    bits = WHOLE_BITS.get(type(kind))
-    if bits is not None:
-        return Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
+    if isinstance(kind, spark_types.DecimalType):
+        return decimal.Decimal
     if isinstance(kind, spark_types.ArrayType):
         element = _python_type(kind.elementType, name)
         return list[element | None] if kind.containsNull else list[element]  # type: ignore[valid-type]
@@ -131,4 +119,4 @@ def _python_type(kind: Any, name: str) -> Any:
         return dict[str, value | None] if kind.valueContainsNull else dict[str, value]  # type: ignore[valid-type]
     if isinstance(kind, StructType):
         return _object_type(kind, name)
-    return SIMPLE[type(kind)]
+    return SIMPLE[type(kind)][1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import types as spark_types
@@ -18,29 +20,30 @@ DATE = "date"
 REASON = "reason"
 EXAMPLE = "write it as in id BIGINT NOT NULL, name STRING, at TIMESTAMP"
 RECORD_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", HEADERS),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-    ]
+    {"key": pa.binary(), "value": pa.binary(), "headers": HEADERS, "partition": pa.int32(), "offset": pa.int64()}
+    | {"timestamp": pa.timestamp("us", tz="UTC")}
 )
 """The columns of every table. They are cast to these types, whichever source delivered them."""
-SIMPLE: dict[type, Any] = {
-    spark_types.StringType: pa.string(),
-    spark_types.BooleanType: pa.bool_(),
-    spark_types.ByteType: pa.int8(),
-    spark_types.ShortType: pa.int16(),
-    spark_types.IntegerType: pa.int32(),
-    spark_types.LongType: pa.int64(),
-    spark_types.FloatType: pa.float32(),
-    spark_types.DoubleType: pa.float64(),
-    spark_types.DateType: pa.date32(),
-    spark_types.TimestampType: pa.timestamp("us", tz="UTC"),
-    spark_types.BinaryType: pa.binary(),
+
+
+def _whole(bits: int) -> Any:
+    return Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
+
+
+SIMPLE: dict[type, tuple[Any, Any]] = {
+    spark_types.StringType: (pa.string(), str),
+    spark_types.BooleanType: (pa.bool_(), bool),
+    spark_types.ByteType: (pa.int8(), _whole(8)),
+    spark_types.ShortType: (pa.int16(), _whole(16)),
+    spark_types.IntegerType: (pa.int32(), _whole(32)),
+    spark_types.LongType: (pa.int64(), _whole(64)),
+    spark_types.FloatType: (pa.float32(), float),
+    spark_types.DoubleType: (pa.float64(), float),
+    spark_types.DateType: (pa.date32(), datetime.date),
+    spark_types.TimestampType: (pa.timestamp("us", tz="UTC"), datetime.datetime),
+    spark_types.BinaryType: (pa.binary(), bytes),
 }
+"""Each type in Arrow, and the Python type that its JSON is decoded to."""
 
 
 def table_schema(fields: StructType | None) -> Any:
@@ -56,12 +59,9 @@ def dead_letter_schema() -> Any:
 def parse_schema(text: str, name: str) -> StructType:
     """Parse either of Spark's schema formats: `id BIGINT NOT NULL, name STRING`, or JSON. Needs a running session."""
     try:
-        if text.lstrip().startswith("{"):
-            fields = StructType.fromJson(json.loads(text))
-        else:
-            parsed = StructType.fromDDL(" ".join(text.split()))
-            assert isinstance(parsed, StructType)
-            fields = parsed
+        is_json = text.lstrip().startswith("{")
+        fields = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(" ".join(text.split()))
+        assert isinstance(fields, StructType)
     except (PySparkException, ValueError, KeyError, TypeError, AttributeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PipelineError(f"{name} is no schema ({first}): {EXAMPLE}") from None
@@ -91,7 +91,6 @@ def arrow_type(kind: Any) -> Any:
         return pa.struct([pa.field(field.name, arrow_type(field.dataType)) for field in kind])
     if isinstance(kind, spark_types.MapType) and isinstance(kind.keyType, spark_types.StringType):
         return pa.map_(pa.string(), arrow_type(kind.valueType))
-    simple = SIMPLE.get(type(kind))
-    if simple is None:
+    if type(kind) not in SIMPLE:
         raise PipelineError(f"the type {kind.simpleString()} cannot be landed: use string, and cast it when reading")
-    return simple
+    return SIMPLE[type(kind)][0]

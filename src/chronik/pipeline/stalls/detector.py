@@ -35,15 +35,10 @@ REJECTIONS_MIN = 2
 EMPTY_MIN = 2
 WATCHERS = ("chronik-doctor",)
 """Clients whose fetches deliver nothing to a consumer."""
-NOT_LEADING = frozenset(
-    {
-        "NOT_LEADER_OR_FOLLOWER",
-        "NOT_LEADER_FOR_PARTITION",
-        "FENCED_LEADER_EPOCH",
-        "UNKNOWN_LEADER_EPOCH",
-        "LEADER_NOT_AVAILABLE",
-    }
-)
+NOT_LEADING = {
+    *("NOT_LEADER_OR_FOLLOWER", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"),
+    *("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"),
+}
 
 
 class Window(msgspec.Struct):
@@ -221,9 +216,8 @@ class StallDetector:
         assert window is not None
         window.until_ms = until_ms
         window.seen_until_ms = self._now_ms
-        if until_ms is not None and window.idle_since_ms is not None:
-            window.idle_ms += until_ms - window.idle_since_ms
-            window.idle_since_ms = None
+        if until_ms is not None:
+            self._idle_ends()
         self._window = None
         return window
 
@@ -235,28 +229,20 @@ def judge(window: Window, now_ms: float, *, others: int = 0, least_ms: float = L
     if length_ms < least_ms:
         return None
     cause, summary = _cause(window, until_ms, length_ms / 2, others)
-    unread = window.log_end - window.position
-    return Stall(
-        window.topic,
-        window.partition,
-        window.since_ms,
-        window.until_ms,
-        round(length_ms / 1000, 3),
-        cause,
-        summary,
-        {
-            "position": window.position,
-            "high_watermark": window.high_watermark,
-            "log_end_offset": window.log_end,
-            "unread": unread,
-            "client": window.client or None,
-            "fetches": window.fetches,
-            "rejections": window.rejections,
-            "slowest_fetch_ms": round(window.slowest_ms, 1),
-            "idle_s": round(_idle_ms(window, until_ms) / 1000, 1),
-            "fetches_elsewhere": others,
-        },
-    )
+    evidence: dict[str, int | float | str | None] = {
+        "position": window.position,
+        "high_watermark": window.high_watermark,
+        "log_end_offset": window.log_end,
+        "unread": window.log_end - window.position,
+        "client": window.client or None,
+        "fetches": window.fetches,
+        "rejections": window.rejections,
+        "slowest_fetch_ms": round(window.slowest_ms, 1),
+        "idle_s": round(_idle_ms(window, until_ms) / 1000, 1),
+        "fetches_elsewhere": others,
+    }
+    place = window.topic, window.partition, window.since_ms, window.until_ms
+    return Stall(*place, round(length_ms / 1000, 3), cause, summary, evidence)
 
 
 def _cause(window: Window, until_ms: float, most_ms: float, others: int) -> tuple[str, str]:
@@ -275,10 +261,8 @@ def _cause(window: Window, until_ms: float, most_ms: float, others: int) -> tupl
     if hang_ms >= most_ms:
         return HANG, f"fetches of {client} had records to return and were not answered for {hang_ms / 1000:.1f} s"
     if window.rejections >= REJECTIONS_MIN:
-        return (
-            REJECTIONS,
-            f"{window.rejections} requests were rejected with {window.rejected_with}: no leader took them",
-        )
+        many = f"{window.rejections} requests were rejected with {window.rejected_with}"
+        return REJECTIONS, f"{many}: no leader took them"
     if _idle_ms(window, until_ms) >= most_ms:
         if others:
             return BEHIND, f"{client} kept fetching other partitions, but not this one"
