@@ -99,8 +99,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __setstate__(self, options: SourceOptions) -> None:
         StreamReader.__init__(self, options)
 
-    # Offsets.
-
     def initialOffset(self) -> dict[str, Any]:
         return self._to_json(self._planner().start())
 
@@ -131,8 +129,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
-
-    # Reading.
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks = self._planner().ranges(Position.from_json(start), Position.from_json(end))
@@ -178,9 +174,6 @@ class GroupCommitter(StreamingQueryListener):
             with self._lock:
                 if end is not None and self._committed.get(reader) != end and _commit_position(end):
                     self._committed[reader] = end
-
-    def onQueryIdle(self, event: Any) -> None:
-        pass
 
     def onQueryTerminated(self, event: Any) -> None:
         with self._lock:

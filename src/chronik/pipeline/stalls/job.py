@@ -28,8 +28,6 @@ OUT_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One partition that has traces."""
-
     topic: str
     partition: int
     events: int
