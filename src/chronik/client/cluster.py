@@ -149,7 +149,6 @@ class Cluster:
         raise failure or Unreachable("no bootstrap address was given")
 
     async def connection(self, node_id: int, deadline: Deadline) -> Connection:
-        """Return a connection to the broker with this id."""
         broker = None if self._layout is None else self._layout.brokers.get(node_id)
         if broker is None:
             broker = (await self.layout([], deadline=deadline)).brokers.get(node_id)

@@ -34,8 +34,6 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member of a group and its assigned partitions."""
-
     member_id: str
     client_id: str
     client_host: str
@@ -84,8 +82,6 @@ class Groups:
             return classic
 
     async def committed(self, group: str) -> dict[Partition, int]:
-        """Return all committed offsets of the group."""
-
         def read(response: Any) -> dict[Partition, int]:
             offsets_of_group = response.groups[0] if hasattr(response, "groups") else response
             raise_for(offsets_of_group, f"offsets of group {group}")

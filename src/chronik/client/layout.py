@@ -12,8 +12,6 @@ from chronik.wire.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class BrokerLayout:
-    """A broker and its advertised address."""
-
     node_id: int
     host: str
     port: int

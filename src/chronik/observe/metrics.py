@@ -65,8 +65,6 @@ class PartitionGauges(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """The lag of one group in one partition."""
-
     group: str
     topic: str
     partition: int
@@ -121,10 +119,9 @@ class Metrics:
 
     def api(self, key: int) -> ApiMetrics:
         """Return the counters of one API, created on first use. A starting node calls this for each API it supports."""
-        api = self._apis.get(key)
-        if api is None:
-            api = self._apis[key] = ApiMetrics(api_name(key))
-        return api
+        if key not in self._apis:
+            self._apis[key] = ApiMetrics(api_name(key))
+        return self._apis[key]
 
     def rejected(self, topic: str, partition: int) -> None:
         """Count a request refused because another node leads. Callers pass only partitions that exist."""
@@ -139,7 +136,6 @@ class Metrics:
         return render(list(self.collect()))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all current families of this node."""
         yield from self._request_families()
         yield from self._partition_families()
         yield from self._node_families()

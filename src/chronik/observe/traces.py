@@ -19,8 +19,6 @@ Why: TypeAlias = Literal["append", "sync", "replica-fetch", "isr-change", "leade
 
 
 class TraceEvent(msgspec.Struct, frozen=True, gc=False, tag_field="kind"):
-    """The fields of every event."""
-
     n: int
     time_ms: float
     node: int

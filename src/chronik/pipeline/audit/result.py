@@ -101,7 +101,6 @@ class AuditResult:
 
     @property
     def last_side(self) -> int:
-        """Return the last of the audited sides."""
         return max(self.given)
 
     def total(self, side: int) -> int | None:

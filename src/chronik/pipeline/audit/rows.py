@@ -79,5 +79,4 @@ def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array,
 
 
 def rows_of(table: Any) -> Rows:
-    """Return the columns as `blocks.Block` expects them."""
     return Rows(*(table.column(name).to_numpy() for name in Rows._fields))

@@ -69,7 +69,6 @@ class Unreadable(Exception):
 
 
 def _to_arrow(field: Any, value: Any) -> Any:
-    """Convert a value to what Arrow accepts."""
     kind = field.dataType
     if value is None or isinstance(value, str | int | float):
         return value

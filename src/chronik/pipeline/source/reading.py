@@ -119,15 +119,14 @@ class PartitionFetches:
                 )
 
     async def _attempt(self, offset: int, within: Deadline) -> FetchPartitionResponse:
-        connection = self._leader if self._leader is not None and not self._leader.is_closed else None
-        if connection is None:
-            connection = self._leader = await self._find_leader(within)
+        if self._leader is None or self._leader.is_closed:
+            self._leader = await self._find_leader(within)
         request = FetchRequest(
             max_wait_ms=FETCH_WAIT_MS, min_bytes=1, max_bytes=FETCH_BYTES_MAX, isolation_level=self._isolation_level
         )
         topic, partition = self._requested.topic, self._requested.partition
         try:
-            response = await fetch_partition(connection, request, topic, partition, offset, FETCH_TIMEOUT_S)
+            response = await fetch_partition(self._leader, request, topic, partition, offset, FETCH_TIMEOUT_S)
         except (KafkaError, ClientError):
             self._leader = None
             raise
@@ -155,7 +154,6 @@ class PartitionFetches:
         topic, partition = self._requested.topic, self._requested.partition
         start = (await Topics(self._cluster.cluster).offsets(topic, EARLIEST, [partition]))[partition]
         if start.offset > offset:
-            return LogShortened(
-                f"{self._name}: offsets {offset} to {start.offset - 1} are no longer in the log", start.offset
-            )
+            gap = f"offsets {offset} to {start.offset - 1} are no longer in the log"
+            return LogShortened(f"{self._name}: {gap}", start.offset)
         return LogShortened(f"{self._name}: the log ends before offset {offset}, which existed earlier", None)
