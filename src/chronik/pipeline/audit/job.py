@@ -19,17 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chronik.pipeline.audit.blocks import (
-    ACKED,
-    BY_POSITION,
-    DELIVERED,
-    LANDED,
-    MARK,
-    READABLE,
-    Block,
-    Bounds,
-    Finding,
-)
+from chronik.pipeline.audit.blocks import ACKED, BY_POSITION, DELIVERED, LANDED, MARK, READABLE, Block, Bounds, Finding
 from chronik.pipeline.audit.cluster import (
     committed_offsets,
     http_nodes,

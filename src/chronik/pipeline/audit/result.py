@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from chronik.pipeline.audit.blocks import ACKED, DELIVERED, LANDED, READABLE, SIDES, Bounds, Finding, bucket_width
@@ -73,8 +73,8 @@ class PartitionResult:
     def is_complete(self) -> bool:
         return not (self.gaps or self.duplicates or self.unexpected or self.disorder or self.mismatches)
 
-    def missing(self, side: int | None = None) -> int:
-        return sum(gap.count for gap in self.gaps if side in (None, gap.side))
+    def missing(self) -> int:
+        return _total(self.gaps)
 
     def lag(self, side: int) -> int:
         """Return the number of records at the log's end that the side has not reached."""
@@ -158,10 +158,10 @@ class AuditResult:
             "lag": {SIDES[at]: partition.lag(at) for at in (DELIVERED, LANDED) if at in self.given},
             "expired": partition.expired,
             "gaps": partition.missing(),
-            "duplicates": sum(extra.count for extra in partition.duplicates),
+            "duplicates": _total(partition.duplicates),
             "out_of_order": partition.disorder,
             "mismatches": partition.mismatches,
-            "unexpected": sum(extra.count for extra in partition.unexpected),
+            "unexpected": _total(partition.unexpected),
             "gap_ranges": _listed(partition.gaps),
             "duplicate_ranges": _listed(partition.duplicates),
             "out_of_order_ranges": _listed(partition.disordered),
@@ -179,6 +179,10 @@ class AuditResult:
             row[SIDES[part.side]] = part.count
             row["gaps"] += part.missing
         return [row for _, row in sorted(rows.items())]
+
+
+def _total(ranges: Iterable[Range]) -> int:
+    return sum(each.count for each in ranges)
 
 
 def _listed(faults: Sequence[Range | Mismatch]) -> list[dict[str, Any]]:
@@ -212,25 +216,24 @@ def _partition(
     result = PartitionResult(partition, bounds)
     ranges: dict[str, list[Range]] = {"gap": [], "unexpected": [], "duplicate": []}
     for finding in findings:
+        span = Range(finding.side, finding.start, finding.stop - 1, finding.number)
         match finding.kind:
             case "count":
-                side, last = finding.side, finding.stop - 1
-                result.counts[side] += finding.number
-                result.first[side] = min(finding.start, result.first.get(side, finding.start))
-                result.last[side] = max(last, result.last.get(side, last))
+                result.counts[span.side] += span.count
+                result.first[span.side] = min(span.first, result.first.get(span.side, span.first))
+                result.last[span.side] = max(span.last, result.last.get(span.side, span.last))
             case "expired" | "unacknowledged" | "verified" | "disorder" | "mismatches":
                 setattr(result, finding.kind, getattr(result, finding.kind) + finding.number)
             case "gap" | "unexpected" | "duplicate":
-                ranges[finding.kind].append(Range(finding.side, finding.start, finding.stop - 1, finding.number))
+                ranges[finding.kind].append(span)
             case "gap-ahead" | "unexpected-ahead":
                 # With acks=1, a record may become readable only after the log ends were read.
-                lost = _clipped(Range(finding.side, finding.start, finding.stop - 1, finding.number), end_now)
-                if lost is not None:
+                if (lost := _clipped(span, end_now)) is not None:
                     ranges[finding.kind.removesuffix("-ahead")].append(lost)
                     if finding.kind == "gap-ahead":
                         result.counts[ACKED] += lost.count
             case "order" | "swapped":
-                result.disordered.append(Range(finding.side, finding.start, finding.stop - 1, 1))
+                result.disordered.append(replace(span, count=1))
             case "mismatch":
                 result.mismatched.append(Mismatch(finding.side, finding.start, finding.number, finding.extra))
     result.gaps = _merged(ranges["gap"])
@@ -252,14 +255,14 @@ def _clipped(span: Range, first: int) -> Range | None:
         return None
     if span.first >= first:
         return span
-    return Range(span.side, first, span.last, min(span.count, span.last - first + 1))
+    return replace(span, first=first, count=min(span.count, span.last - first + 1))
 
 
 def _expired(gaps: list[Range], log_start: int) -> tuple[list[Range], int]:
     """Drop what retention removed during the audit, on all sides. Return the remaining gaps and the expired count."""
     left = [clipped for gap in gaps if (clipped := _clipped(gap, log_start)) is not None]
-    gone = sum(gap.count for gap in gaps if gap.side == READABLE) - sum(g.count for g in left if g.side == READABLE)
-    return left, gone
+    before, after = (_total(each for each in ranges if each.side == READABLE) for ranges in (gaps, left))
+    return left, before - after
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
@@ -299,13 +302,14 @@ def _slices(findings: list[Finding]) -> tuple[list[Slice], int]:
         return [], bucket_width(0)
     span = max(finding.start + finding.stop for finding in buckets) - min(finding.start for finding in buckets)
     width = max(bucket_width(span / BUCKETS_MAX), max(finding.stop for finding in buckets))
-    counts: dict[tuple[int, int, int], tuple[int, int]] = {}
+    counts: Counter[tuple[int, int, int]] = Counter()
+    missing: Counter[tuple[int, int, int]] = Counter()
     reach: dict[tuple[int, int, int], int] = {}
     for finding in findings:
         key = (finding.partition, finding.side, finding.start // width * width)
         if finding.kind == "bucket":
-            count, missing = counts.get(key, (0, 0))
-            counts[key] = (count + finding.number, missing + finding.extra)
+            counts[key] += finding.number
+            missing[key] += finding.extra
         elif finding.kind == "reach":
             reach[key] = max(finding.number, reach.get(key, 0))
-    return [Slice(*key, count, missing, reach.get(key)) for key, (count, missing) in sorted(counts.items())], width
+    return [Slice(*key, count, missing[key], reach.get(key)) for key, count in sorted(counts.items())], width

@@ -24,9 +24,8 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land.json_columns import JsonColumns
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
-from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, dead_letter_schema, table_schema
+from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
 from chronik.pipeline.source.ranges import from_rows
 from chronik.pipeline.source.reading import ReadSettings, read_range
 

@@ -82,11 +82,10 @@ class TopicLanding:
         self._fields = fields
         self.table = settings.table(topic)
         self._dead_letters_table = settings.table(dead_letters_name(topic))
-        rows = LandingTable.open(self.table, table_schema(fields), topic, topic_id)
-        dead_letters = None
+        tables = [LandingTable.open(self.table, table_schema(fields), topic, topic_id)]
         if fields is not None:
-            dead_letters = LandingTable.open(self._dead_letters_table, dead_letter_schema(), topic, topic_id)
-        self._lander = BatchLander(rows, dead_letters)
+            tables.append(LandingTable.open(self._dead_letters_table, dead_letter_schema(), topic, topic_id))
+        self._lander = BatchLander(*tables)
         self._query: Any = None
         self._query_id: Future[str] = Future()
         self._attempts = 0

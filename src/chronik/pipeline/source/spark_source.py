@@ -110,7 +110,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Plan the next micro-batch. Spark calls this when the previous one is done, so `start` can be committed."""
+        """Plan the next micro-batch. Spark calls this when the previous one is done, so `start` can be committed.
+
+        Not in `commit`: Spark omits that call after the last AvailableNow micro-batch.
+        """
         position = Position.from_json(start)
         self._commit(position)
         planner = self._planner()
@@ -121,9 +124,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the latest offset of the last plan. It is only for lag figures, so do not query the cluster again."""
         return None if self._latest is None else self._to_json(self._latest)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: `latestOffset` commits, because Spark omits this call after the last AvailableNow micro-batch."""
 
     def stop(self) -> None:
         if self._cluster is not None:
