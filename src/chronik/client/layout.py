@@ -32,8 +32,6 @@ class PartitionLayout:
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """One topic's partitions, by number."""
-
     name: str
     id: UUID | None
     is_internal: bool

@@ -127,9 +127,8 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
     )
     if not task.with_keys:
         return rows
-    keys = pa.array(
-        [None if key is None else base64.b64decode(key) for key in table.column("key").to_pylist()], pa.binary()
-    )
+    decoded = [None if key is None else base64.b64decode(key) for key in table.column("key").to_pylist()]
+    keys = pa.array(decoded, pa.binary())
     dead = sums == checksums(keys, pa.nulls(len(keys), pa.binary()))
     flags = pa.array(np.where(dead, TOMBSTONE, 0).astype(np.int8))
     return pa.RecordBatch.from_arrays([*rows.columns[:-1], flags, keys], schema=KEYED_SCHEMA)

@@ -111,10 +111,8 @@ def _from_headers(task: LogRange) -> Iterator[Any]:
         if offset is None and page.high_watermark < requested.stop and next_offset < requested.stop:
             # A new leader may take a moment to learn the high watermark that the audit saw at its start.
             if waited >= WATERMARK_TRIES:
-                raise PipelineError(
-                    f"{requested.partition_name} was readable up to {requested.stop} and now only up to "
-                    f"{page.high_watermark}: see chronik doctor {requested.topic}"
-                )
+                now = f"was readable up to {requested.stop} and now only up to {page.high_watermark}"
+                raise PipelineError(f"{requested.partition_name} {now}: see chronik doctor {requested.topic}")
             waited += 1
             pause.wait(WATERMARK_PAUSE_S)
             offset = next_offset

@@ -113,10 +113,8 @@ class LandingTable:
         except CommitFailedError as error:
             raise Conflict(str(error)) from None
         except (DeltaError, OSError) as error:
-            raise PipelineError(
-                f"cannot commit to the table {self.uri}: {error}; nothing of the batch is in it, so fix that and "
-                "start again"
-            ) from None
+            remedy = "nothing of the batch is in it, so fix that and start again"
+            raise PipelineError(f"cannot commit to the table {self.uri}: {error}; {remedy}") from None
         self.refresh()
 
     def compact(self) -> None:
@@ -170,9 +168,8 @@ class BatchLander:
                 return self._commit(query, batch, files)
             except Conflict as conflict:
                 reason = str(conflict)
-        raise PipelineError(
-            f"another job commits to the table {self._rows.uri} at the same time ({reason}): stop one of them"
-        )
+        fault = f"another job commits to the table {self._rows.uri} at the same time"
+        raise PipelineError(f"{fault} ({reason}): stop one of them")
 
     def compact(self) -> None:
         for table in self._tables:
@@ -214,8 +211,7 @@ class BatchLander:
 
     def _commit(self, query: str, batch: int, files: Sequence[NewFile]) -> LandedBatch:
         known = self._landed_at == self._versions
-        rows = [file for file in files if file.table == ROWS]
-        dead = [file for file in files if file.table == DEAD_LETTERS]
+        rows, dead = ([file for file in files if file.table == table] for table in (ROWS, DEAD_LETTERS))
         if dead:
             assert self._dead_letters is not None
             self._dead_letters.commit(query, batch, dead)

@@ -102,10 +102,6 @@ class WriteTask:
                     yield from read_range(requested, topic_id, self.reading)
 
 
-def read_reports(lines: list[str]) -> list[NewFile]:
-    return [msgspec.json.decode(line, type=NewFile) for line in lines]
-
-
 class FileSet:
     """One task's files in one table, one open file per date. Rows are buffered until they fill a row group."""
 

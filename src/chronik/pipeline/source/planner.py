@@ -58,9 +58,8 @@ class Position:
             offsets = {(topic, int(number)): int(offset) for topic, number, offset in named}
             return cls(offsets, {topic: str(entry["id"]) for topic, entry in topics})
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise PipelineError(
-                "the checkpoint was not written by this source: start with a new checkpoint folder"
-            ) from None
+            fault = "the checkpoint was not written by this source"
+            raise PipelineError(f"{fault}: start with a new checkpoint folder") from None
 
 
 class Planner:

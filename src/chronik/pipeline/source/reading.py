@@ -141,10 +141,8 @@ class PartitionFetches:
         cluster = self._cluster.cluster
         topic = await cluster.topic(self._requested.topic, deadline=within)
         if self._topic_id and topic.id is not None and str(topic.id) != self._topic_id:
-            raise PipelineError(
-                f"topic {self._requested.topic} was deleted and recreated while it was read: "
-                "start with a new checkpoint folder"
-            )
+            fault = f"topic {self._requested.topic} was deleted and recreated while it was read"
+            raise PipelineError(f"{fault}: start with a new checkpoint folder")
         leaders = await cluster.leaders(self._requested.topic, frozenset({self._requested.partition}), deadline=within)
         if self._requested.partition not in leaders:
             raise PipelineError(f"{self._name} is gone: was the topic deleted and recreated with fewer partitions?")

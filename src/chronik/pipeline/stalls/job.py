@@ -63,7 +63,7 @@ class TraceResult:
                     "topic": one.topic,
                     "partition": one.partition,
                     "events": one.events,
-                    "stalls": len(mine := self._of(one)),
+                    "stalls": len(mine := self.stalls_in(one)),
                     "stalled_s": round(sum(stall.seconds for stall in mine), 3),
                     "causes": sorted({stall.cause for stall in mine}),
                 }
@@ -71,7 +71,7 @@ class TraceResult:
             ],
         }
 
-    def _of(self, one: Traced) -> list[Stall]:
+    def stalls_in(self, one: Traced) -> list[Stall]:
         return [stall for stall in self.stalls if (stall.topic, stall.partition) == (one.topic, one.partition)]
 
 
