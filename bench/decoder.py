@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 
 from chronik.pipeline.source.columns import Chunk
-from chronik.pipeline.source.decoder import ArrowDecoder
+from chronik.pipeline.source.decoder import ArrowDecoder, PythonChunk
 from chronik.pipeline.source.numba_chunk import NumbaChunk
-from chronik.pipeline.source.python_chunk import PythonChunk
 from chronik.pipeline.source.ranges import RecordRange
 from chronik.wire.batch import encode_batch
 from chronik.wire.compression import CODECS

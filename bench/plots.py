@@ -6,10 +6,11 @@ shows all ratios with their goals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from bench.rows import Row, median
-from chronik.observe.svg import LogAxis, circle, drawing, line, polyline, rect, text
+from chronik.observe.svg import Axis, circle, drawing, line, polyline, rect, text
 
 WIDTH, HEIGHT = 640, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 60, 50
@@ -20,6 +21,21 @@ RATIO_LEAST, RATIO_MOST = 0.01, 10.0
 
 Line = Sequence[tuple[float, Sequence[float]]]
 """Points: x, and the values of the repetitions at x."""
+
+
+class LogAxis(Axis):
+    """A logarithmic axis that spans whole decades."""
+
+    def __init__(self, values: Sequence[float], start: float, end: float) -> None:
+        if not values or min(values) <= 0:
+            raise ValueError(f"a logarithmic axis needs values above zero, not {list(values)[:5]}")
+        low = math.floor(math.log10(min(values)))
+        high = max(math.ceil(math.log10(max(values))), low + 1)
+        super().__init__(low, high, start, end)
+        self.ticks = [10.0**power for power in range(low, high + 1)]
+
+    def at(self, value: float) -> float:
+        return super().at(math.log10(value))
 
 
 def line_plot(title: str, x_label: str, y_label: str, lines: Mapping[str, Line]) -> str:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench import report
-from bench.plots import line_plot, ratio_plot
+from bench.plots import LogAxis, line_plot, ratio_plot
 from bench.rows import compared_row
 from bench.samples import Figure, Samples
 from bench.servers import CHRONIK
-from chronik.observe.svg import LogAxis
 
 PEER = "Apache Kafka"
 

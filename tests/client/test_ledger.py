@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def in_the_log(bootstrap: str, topic: str, count: int) -> list[Entry]:
             topic,
             0,
             row["offset"],
-            None if row["key"] is None else b64encode(row["key"]).decode(),
+            row["key"],
             int(row["timestamp"].timestamp() * 1000),
             record_checksum(row["key"], row["value"], [(h["key"], h["value"]) for h in row["headers"] or ()]),
         )

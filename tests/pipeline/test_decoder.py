@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronik.pipeline.source.columns import Chunk, arrow_schema
-from chronik.pipeline.source.decoder import ArrowDecoder
+from chronik.pipeline.source.decoder import ArrowDecoder, PythonChunk
 from chronik.pipeline.source.numba_chunk import NumbaChunk
-from chronik.pipeline.source.python_chunk import PythonChunk
 from chronik.pipeline.source.ranges import RecordRange
 from chronik.wire.batch import HEADER_BYTES, encode_batch
 from chronik.wire.compression import CODECS

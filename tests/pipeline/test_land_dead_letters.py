@@ -12,8 +12,7 @@ from pyspark.sql.types import StructField, StructType
 from tests.support.landing import records
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land.json_columns import JsonColumns
-from chronik.pipeline.land.schema import parse_schema
+from chronik.pipeline.land.schema import JsonColumns, parse_schema
 
 FIELDS = StructType(
     [

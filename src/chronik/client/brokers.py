@@ -38,27 +38,21 @@ class Brokers:
         topics: dict[str, list[dict[str, Any]]] = {}
         for (topic, partition), replicas in sorted(targets.items()):
             topics.setdefault(topic, []).append({"partition_index": partition, "replicas": list(replicas)})
-
         values = {"topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()]}
 
-        async def attempt(deadline: Deadline) -> None:
-            response = await self._cluster.call_controller(
-                ApiKey.ALTER_PARTITION_REASSIGNMENTS, values, deadline, at_most=0
-            )
+        def check(response: Any) -> None:
             raise_for(response, "moving replicas")
             for topic in response.responses:
                 for partition in topic.partitions:
                     raise_for(partition, f"moving {topic.name}-{partition.partition_index}")
 
-        await self._cluster.retry(attempt)
+        key = ApiKey.ALTER_PARTITION_REASSIGNMENTS
+        await self._cluster.call(key, values, check, with_timeout=True, at_most=0)
 
     async def moves(self) -> dict[Partition, Move]:
         """Return the reassignments in progress."""
 
-        async def attempt(deadline: Deadline) -> dict[Partition, Move]:
-            response = await self._cluster.call_controller(
-                ApiKey.LIST_PARTITION_REASSIGNMENTS, {"topics": None}, deadline
-            )
+        def read(response: Any) -> dict[Partition, Move]:
             raise_for(response, "listing moves")
             return {
                 (topic.name, partition.partition_index): Move(
@@ -68,14 +62,14 @@ class Brokers:
                 for partition in topic.partitions
             }
 
-        return await self._cluster.retry(attempt)
+        key = ApiKey.LIST_PARTITION_REASSIGNMENTS
+        return await self._cluster.call(key, {"topics": None}, read, with_timeout=True)
 
     async def elect_unclean(self, topic: str, partition: int) -> None:
         """Elect the first replica that can lead a partition without a leader; no error if it has a leader by now.
 
         Records that only other replicas have are lost.
         """
-
         values = {"election_type": UNCLEAN, "topic_partitions": [{"topic": topic, "partitions": [partition]}]}
 
         async def attempt(deadline: Deadline) -> None:
@@ -83,7 +77,8 @@ class Brokers:
             if not connection.supports(ApiKey.ELECT_LEADERS, UNCLEAN_FROM_VERSION):
                 # Version 0 would drop the election type and elect the preferred leader.
                 raise UnsupportedByBroker(f"{connection.name} does not support unclean elections")
-            response = await self._cluster.call_controller(ApiKey.ELECT_LEADERS, values, deadline)
+            sent = {**values, "timeout": deadline.for_broker_ms}
+            response = await connection.call(ApiKey.ELECT_LEADERS, sent, timeout_s=deadline.left_s)
             raise_for(response, "electing a leader")
             for elected in response.replica_election_results:
                 for result in elected.partition_result:
@@ -95,11 +90,8 @@ class Brokers:
     async def unregister(self, broker_id: int) -> None:
         """Remove a broker for good; no error if it is already gone. Refused while the broker has any replica."""
 
-        async def attempt(deadline: Deadline) -> None:
-            response = await self._cluster.call_controller(
-                ApiKey.UNREGISTER_BROKER, {"broker_id": broker_id}, deadline, with_timeout=False
-            )
+        def check(response: Any) -> None:
             if response.error_code != ErrorCode.broker_id_not_registered:
                 raise_for(response, f"unregistering broker {broker_id}")
 
-        await self._cluster.retry(attempt)
+        await self._cluster.call(ApiKey.UNREGISTER_BROKER, {"broker_id": broker_id}, check)

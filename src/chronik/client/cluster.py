@@ -83,8 +83,8 @@ class Cluster:
         return self._layout
 
     async def _fetch_layout(self, topics: Sequence[str] | None, deadline: Deadline) -> ClusterLayout:
-        names = None if topics is None else [{"name": name, "topic_id": None} for name in topics]
-        values = {"topics": names, "allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+        names = None if topics is None else [{"name": name} for name in topics]
+        values = {"topics": names, "allow_auto_topic_creation": False}
         connection = await self.any_connection(deadline)
         layout = layout_of(await connection.call(ApiKey.METADATA, values, timeout_s=deadline.left_s, at_most=12))
         if not layout.brokers:
@@ -107,9 +107,8 @@ class Cluster:
 
         async def attempt(until: Deadline) -> dict[int, int]:
             topic = await self.topic(name, deadline=until)
-            leaders = {
-                p.partition: p.leader for p in topic.partitions if partitions is None or p.partition in partitions
-            }
+            chosen = [part for part in topic.partitions if partitions is None or part.partition in partitions]
+            leaders = {part.partition: part.leader for part in chosen}
             leaderless = [partition for partition, leader in leaders.items() if leader < 0]
             if leaderless or topic.error != ErrorCode.none:
                 raise KafkaError(
@@ -122,26 +121,21 @@ class Cluster:
 
     async def coordinator(self, group: str, deadline: Deadline) -> int:
         """Return the coordinator of a group, cached until a call fails."""
-        known = self._coordinators.get(group)
-        if known is not None:
-            return known
-        connection = await self.any_connection(deadline)
-        response = await connection.call(
-            ApiKey.FIND_COORDINATOR,
-            {"key": group, "key_type": GROUP_COORDINATOR, "coordinator_keys": [group]},
-            timeout_s=deadline.left_s,
-        )
-        coordinator = response.coordinators[0] if hasattr(response, "coordinators") else response
-        raise_for(coordinator, f"coordinator of group {group}")
-        self._coordinators[group] = coordinator.node_id
-        return int(coordinator.node_id)
+        if group not in self._coordinators:
+            connection = await self.any_connection(deadline)
+            values = {"key": group, "key_type": GROUP_COORDINATOR, "coordinator_keys": [group]}
+            response = await connection.call(ApiKey.FIND_COORDINATOR, values, timeout_s=deadline.left_s)
+            coordinator = response.coordinators[0] if hasattr(response, "coordinators") else response
+            raise_for(coordinator, f"coordinator of group {group}")
+            self._coordinators[group] = int(coordinator.node_id)
+        return self._coordinators[group]
 
     # Connections.
 
     async def any_connection(self, deadline: Deadline) -> Connection:
         """Return a connection to any broker: an open one, else a bootstrap address, else another known broker."""
         for task in self._connections.values():
-            if task.done() and not task.cancelled() and task.exception() is None and not task.result().is_closed:
+            if task.done() and _is_open(task):
                 return task.result()
         known = () if self._layout is None else tuple((b.host, b.port) for b in self._layout.brokers.values())
         failure: ClientError | None = None
@@ -155,7 +149,6 @@ class Cluster:
         raise failure or Unreachable("no bootstrap address was given")
 
     async def connection(self, node_id: int, deadline: Deadline) -> Connection:
-        """Return a connection to the broker with this id."""
         broker = None if self._layout is None else self._layout.brokers.get(node_id)
         if broker is None:
             broker = (await self.layout([], deadline=deadline)).brokers.get(node_id)
@@ -172,9 +165,7 @@ class Cluster:
 
     async def _connection_to(self, address: tuple[str, int], timeout_s: float) -> Connection:
         task = self._connections.get(address)
-        if task is not None and task.done() and (task.cancelled() or task.exception() or task.result().is_closed):
-            task = None
-        if task is None:
+        if task is None or (task.done() and not _is_open(task)):
             task = asyncio.get_running_loop().create_task(
                 Connection.open(*address, client_id=self._client_id, timeout_s=timeout_s)
             )
@@ -183,27 +174,31 @@ class Cluster:
 
     # Calls with a deadline.
 
-    async def call_controller(
+    async def call(
         self,
         key: ApiKey,
         values: Mapping[str, Any],
-        deadline: Deadline,
+        read: Callable[[Any], _T],
         *,
-        with_timeout: bool = True,
+        group: str | None = None,
+        with_timeout: bool = False,
         at_most: int | None = None,
-    ) -> Any:
-        """Send one request to the controller; `with_timeout` if it has a field for the controller's own timeout."""
-        connection = await self.controller(deadline)
-        if with_timeout:
-            values = {**values, "timeout": deadline.for_broker_ms}
-        return await connection.call(key, values, timeout_s=deadline.left_s, at_most=at_most)
+        give_up_on: frozenset[ErrorCode] = frozenset(),
+    ) -> _T:
+        """Send a request to the controller, or to a group's coordinator; return what `read` makes of the response.
 
-    async def call_coordinator(
-        self, group: str, key: ApiKey, values: Mapping[str, Any], deadline: Deadline, *, at_most: int | None = None
-    ) -> Any:
-        """Send one request to a group's coordinator."""
-        connection = await self.connection(await self.coordinator(group, deadline), deadline)
-        return await connection.call(key, values, timeout_s=deadline.left_s, at_most=at_most)
+        `read` raises the response's errors. `with_timeout` if the request has a field for the controller's own timeout.
+        """
+
+        async def attempt(deadline: Deadline) -> _T:
+            if group is None:
+                connection = await self.controller(deadline)
+            else:
+                connection = await self.connection(await self.coordinator(group, deadline), deadline)
+            sent = {**values, "timeout": deadline.for_broker_ms} if with_timeout else values
+            return read(await connection.call(key, sent, timeout_s=deadline.left_s, at_most=at_most))
+
+        return await self.retry(attempt, give_up_on=give_up_on)
 
     async def retry(
         self,
@@ -233,9 +228,10 @@ class Cluster:
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
             if refresh:
-                await self._refresh(deadline)
+                # New addresses of the controller and brokers. If this fails, the next attempt reports it.
+                with contextlib.suppress(ClientError, KafkaError):
+                    self._layout = await self._fetch_layout([], deadline)
 
-    async def _refresh(self, deadline: Deadline) -> None:
-        """Refresh the controller and broker addresses. If that fails, the next attempt reports it."""
-        with contextlib.suppress(ClientError, KafkaError):
-            self._layout = await self._fetch_layout([], deadline)
+
+def _is_open(opened: asyncio.Task[Connection]) -> bool:
+    return not opened.cancelled() and opened.exception() is None and not opened.result().is_closed

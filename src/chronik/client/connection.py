@@ -221,9 +221,6 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch_filled += nbytes
         self._take_frames()
 
-    def eof_received(self) -> bool:
-        return False
-
     def _take_frames(self) -> None:
         """Extract whole frames from the scratch buffer; a frame larger than the buffer gets its own buffer."""
         at, filled = 0, self._scratch_filled

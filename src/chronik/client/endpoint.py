@@ -32,21 +32,20 @@ class Endpoint(NamedTuple):
     @property
     def is_wildcard(self) -> bool:
         """Whether the host means every interface, an address to which no remote client can connect."""
-        if self.host == "*":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_unspecified
-        except ValueError:
-            return False
+        address = self._ip_address
+        return self.host == "*" or (address is not None and address.is_unspecified)
 
     @property
     def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
+        address = self._ip_address
+        return self.host == "localhost" or (address is not None and address.is_loopback)
+
+    @property
+    def _ip_address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            return ipaddress.ip_address(self.host)
         except ValueError:
-            return False
+            return None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -34,8 +34,6 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member of a group and its assigned partitions."""
-
     member_id: str
     client_id: str
     client_host: str
@@ -64,8 +62,7 @@ class Groups:
             groups: dict[str, ListedGroup] = {}
             for node_id in sorted((await self._cluster.layout([], deadline=deadline)).brokers):
                 connection = await self._cluster.connection(node_id, deadline)
-                values: dict[str, Any] = {"states_filter": [], "types_filter": []}
-                response = await connection.call(ApiKey.LIST_GROUPS, values, timeout_s=deadline.left_s)
+                response = await connection.call(ApiKey.LIST_GROUPS, {}, timeout_s=deadline.left_s)
                 raise_for(response, f"groups of broker {node_id}")
                 for group in response.groups:
                     state = getattr(group, "group_state", "")
@@ -76,21 +73,16 @@ class Groups:
 
     async def describe(self, group: str) -> GroupDescription:
         """Return state and members of a classic or KIP-848 group."""
-        classic = await self._describe_classic(group)
+        classic = await self._describe(group, ApiKey.DESCRIBE_GROUPS, "groups")
         if classic.state != "Dead":
             return classic
         try:
-            return await self._describe_consumer(group) or classic
+            return await self._describe(group, ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids")
         except UnsupportedByBroker:
             return classic
 
     async def committed(self, group: str) -> dict[Partition, int]:
-        """Return all committed offsets of the group."""
-
-        async def attempt(deadline: Deadline) -> dict[Partition, int]:
-            one = {"group_id": group, "member_id": None, "member_epoch": -1, "topics": None}
-            values = {"group_id": group, "topics": None, "groups": [one], "require_stable": False}
-            response = await self._cluster.call_coordinator(group, ApiKey.OFFSET_FETCH, values, deadline, at_most=9)
+        def read(response: Any) -> dict[Partition, int]:
             offsets_of_group = response.groups[0] if hasattr(response, "groups") else response
             raise_for(offsets_of_group, f"offsets of group {group}")
             offsets: dict[Partition, int] = {}
@@ -101,87 +93,51 @@ class Groups:
                         offsets[topic.name, partition.partition_index] = partition.committed_offset
             return dict(sorted(offsets.items()))
 
-        return await self._cluster.retry(attempt)
+        values = {"group_id": group, "topics": None, "groups": [{"group_id": group, "topics": None}]}
+        return await self._cluster.call(ApiKey.OFFSET_FETCH, values, read, group=group, at_most=9)
 
     async def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
         """Commit without being a member, which a coordinator allows only while the group is empty."""
         by_topic: dict[str, list[dict[str, Any]]] = {}
         for (topic, partition), offset in offsets.items():
-            entry = {
-                "partition_index": partition,
-                "committed_offset": offset,
-                "committed_leader_epoch": -1,
-                "committed_metadata": "",
-            }
+            entry = {"partition_index": partition, "committed_offset": offset, "committed_metadata": ""}
             by_topic.setdefault(topic, []).append(entry)
-        values = {
-            "group_id": group,
-            "generation_id_or_member_epoch": -1,
-            "member_id": "",
-            "group_instance_id": None,
-            "retention_time": -1,
-            "topics": [{"name": topic, "partitions": partitions} for topic, partitions in by_topic.items()],
-        }
+        topics = [{"name": topic, "partitions": partitions} for topic, partitions in by_topic.items()]
 
-        async def attempt(deadline: Deadline) -> None:
-            response = await self._cluster.call_coordinator(group, ApiKey.OFFSET_COMMIT, values, deadline, at_most=9)
+        def check(response: Any) -> None:
             for topic in response.topics:
                 for partition in topic.partitions:
                     raise_for(partition, f"{topic.name}-{partition.partition_index} of group {group}")
 
-        await self._cluster.retry(attempt)
+        values = {"group_id": group, "topics": topics}
+        await self._cluster.call(ApiKey.OFFSET_COMMIT, values, check, group=group, at_most=9)
 
     async def delete(self, group: str) -> None:
-        async def attempt(deadline: Deadline) -> None:
-            values = {"groups_names": [group]}
-            response = await self._cluster.call_coordinator(group, ApiKey.DELETE_GROUPS, values, deadline)
+        def check(response: Any) -> None:
             raise_for(response.results[0], f"group {group}")
 
-        await self._cluster.retry(attempt)
+        await self._cluster.call(ApiKey.DELETE_GROUPS, {"groups_names": [group]}, check, group=group)
 
-    async def _describe_classic(self, group: str) -> GroupDescription:
-        async def attempt(deadline: Deadline) -> GroupDescription:
-            values = {"groups": [group], "include_authorized_operations": False}
-            response = await self._cluster.call_coordinator(group, ApiKey.DESCRIBE_GROUPS, values, deadline)
-            description = response.groups[0]
-            if description.error_code == ErrorCode.group_id_not_found:  # version 6; older versions return "Dead"
+    async def _describe(self, group: str, key: ApiKey, groups_field: str) -> GroupDescription:
+        def read(response: Any) -> GroupDescription:
+            described = response.groups[0]
+            if described.error_code == ErrorCode.group_id_not_found:  # DescribeGroups before version 6 returns "Dead"
                 return GroupDescription(group, "Dead", "", ())
-            raise_for(description, f"group {group}")
-            members = tuple(
-                GroupMember(
-                    member.member_id,
-                    member.client_id,
-                    member.client_host,
-                    getattr(member, "group_instance_id", None),
-                    read_assignment(member.member_assignment),
-                )
-                for member in description.members
-            )
-            return GroupDescription(group, description.group_state, description.protocol_data, members)
+            raise_for(described, f"group {group}")
+            assignor = described.protocol_data if key == ApiKey.DESCRIBE_GROUPS else described.assignor_name
+            return GroupDescription(group, described.group_state, assignor, tuple(map(_member, described.members)))
 
-        return await self._cluster.retry(attempt)
+        return await self._cluster.call(key, {groups_field: [group]}, read, group=group)
 
-    async def _describe_consumer(self, group: str) -> GroupDescription | None:
-        async def attempt(deadline: Deadline) -> GroupDescription | None:
-            values = {"group_ids": [group], "include_authorized_operations": False}
-            response = await self._cluster.call_coordinator(group, ApiKey.CONSUMER_GROUP_DESCRIBE, values, deadline)
-            description = response.groups[0]
-            if description.error_code == ErrorCode.group_id_not_found:
-                return None
-            raise_for(description, f"group {group}")
-            members = tuple(
-                GroupMember(
-                    member.member_id,
-                    member.client_id,
-                    member.client_host,
-                    member.instance_id,
-                    tuple((t.topic_name, p) for t in member.assignment.topic_partitions for p in t.partitions),
-                )
-                for member in description.members
-            )
-            return GroupDescription(group, description.group_state, description.assignor_name, members)
 
-        return await self._cluster.retry(attempt)
+def _member(member: Any) -> GroupMember:
+    """Convert a member in a response of DescribeGroups, or of ConsumerGroupDescribe."""
+    if hasattr(member, "member_assignment"):
+        instance_id, partitions = getattr(member, "group_instance_id", None), read_assignment(member.member_assignment)
+    else:
+        topics = member.assignment.topic_partitions
+        instance_id, partitions = member.instance_id, tuple((t.topic_name, p) for t in topics for p in t.partitions)
+    return GroupMember(member.member_id, member.client_id, member.client_host, instance_id, partitions)
 
 
 def read_assignment(encoded: bytes) -> tuple[Partition, ...]:

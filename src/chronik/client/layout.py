@@ -12,8 +12,6 @@ from chronik.wire.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class BrokerLayout:
-    """A broker and its advertised address."""
-
     node_id: int
     host: str
     port: int
@@ -34,8 +32,6 @@ class PartitionLayout:
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """One topic's partitions, by number."""
-
     name: str
     id: UUID | None
     is_internal: bool
@@ -55,33 +51,28 @@ class ClusterLayout:
 
 def layout_of(response: Any) -> ClusterLayout:
     """Convert a Metadata response of any version."""
+    brokers = (
+        BrokerLayout(each.node_id, each.host, each.port, getattr(each, "rack", None)) for each in response.brokers
+    )
     return ClusterLayout(
-        cluster_id=getattr(response, "cluster_id", None),
-        controller_id=getattr(response, "controller_id", -1),
-        brokers={
-            broker.node_id: BrokerLayout(broker.node_id, broker.host, broker.port, getattr(broker, "rack", None))
-            for broker in response.brokers
-        },
-        topics={topic.name: _topic(topic) for topic in response.topics if topic.name is not None},
+        getattr(response, "cluster_id", None),
+        getattr(response, "controller_id", -1),
+        {broker.node_id: broker for broker in brokers},
+        {topic.name: _topic(topic) for topic in response.topics if topic.name is not None},
     )
 
 
 def _topic(topic: Any) -> TopicLayout:
     partitions = (
         PartitionLayout(
-            partition=partition.partition_index,
-            leader=partition.leader_id,
-            leader_epoch=getattr(partition, "leader_epoch", -1),
-            replicas=tuple(partition.replica_nodes),
-            isr=tuple(partition.isr_nodes),
-            error=partition.error_code,
+            each.partition_index,
+            each.leader_id,
+            getattr(each, "leader_epoch", -1),
+            tuple(each.replica_nodes),
+            tuple(each.isr_nodes),
+            each.error_code,
         )
-        for partition in topic.partitions
+        for each in sorted(topic.partitions, key=lambda each: int(each.partition_index))
     )
-    return TopicLayout(
-        name=topic.name,
-        id=getattr(topic, "topic_id", None),
-        is_internal=getattr(topic, "is_internal", False),
-        partitions=tuple(sorted(partitions, key=lambda partition: partition.partition)),
-        error=topic.error_code,
-    )
+    topic_id, is_internal = getattr(topic, "topic_id", None), getattr(topic, "is_internal", False)
+    return TopicLayout(topic.name, topic_id, is_internal, tuple(partitions), topic.error_code)

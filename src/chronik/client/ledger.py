@@ -34,19 +34,8 @@ class LedgerError(Exception):
     """The ledger cannot be written: later records would be missing."""
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One line of a ledger or receipt file."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: str | None
-    timestamp_ms: int
-    checksum: int
-
-
-class _Line(msgspec.Struct, gc=False):
-    """An entry before it is written; msgspec encodes the key as base64."""
+class Entry(msgspec.Struct, gc=False):
+    """One line of a ledger or receipt file; msgspec encodes the key as base64."""
 
     topic: str
     partition: int
@@ -77,10 +66,13 @@ class Ledger:
         self.failed = 0
         """The number of reports for records that were not acknowledged."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | (0 if append else os.O_TRUNC), 0o644)
-        os.lseek(self._file, 0, os.SEEK_END)
-        _cut_torn_line(self._file)
+        size = os.lseek(self._file, 0, os.SEEK_END)
+        whole = whole_lines_bytes(self._file, size)
+        if whole < size:
+            os.ftruncate(self._file, whole)
+            os.lseek(self._file, whole, os.SEEK_SET)
         # Any thread appends; removal needs the lock. Both ends of a deque are atomic.
-        self._pending: deque[_Line] = deque()
+        self._pending: deque[Entry] = deque()
         self._append = self._pending.append
         self._pending_max = PENDING_RECORDS_MAX
         self._lock = threading.Lock()
@@ -107,16 +99,9 @@ class Ledger:
             return
         # Does not call `record`: the extra call is measurable here.
         key = message.key()
-        self._append(
-            _Line(
-                message.topic(),
-                message.partition(),
-                message.offset(),
-                key,
-                message.timestamp()[1],
-                record_checksum(key, message.value(), message.headers() or ()),
-            )
-        )
+        checksum = record_checksum(key, message.value(), message.headers() or ())
+        time_ms = message.timestamp()[1]
+        self._append(Entry(message.topic(), message.partition(), message.offset(), key, time_ms, checksum))
         if len(self._pending) >= self._pending_max:
             self.flush()
 
@@ -148,7 +133,7 @@ class Ledger:
         headers: Headers = (),
     ) -> None:
         """Record one acknowledged record. Raises LedgerError if earlier lines could not be written."""
-        self._append(_Line(topic, partition, offset, key, timestamp_ms, record_checksum(key, value, headers)))
+        self._append(Entry(topic, partition, offset, key, timestamp_ms, record_checksum(key, value, headers)))
         if len(self._pending) >= self._pending_max:
             self.flush()
 
@@ -207,15 +192,8 @@ class _Confluent(msgspec.Struct, gc=False):
         if error is not None:
             self.ledger.failed += 1
             return
-        self.ledger.record(
-            message.topic(),
-            message.partition(),
-            message.offset(),
-            message.timestamp()[1],
-            message.key(),
-            message.value(),
-            self.headers,
-        )
+        place = message.topic(), message.partition(), message.offset(), message.timestamp()[1]
+        self.ledger.record(*place, message.key(), message.value(), self.headers)
 
 
 class _KafkaPython(msgspec.Struct, gc=False):
@@ -225,15 +203,8 @@ class _KafkaPython(msgspec.Struct, gc=False):
     headers: Headers
 
     def __call__(self, metadata: Any) -> None:
-        self.record(
-            metadata.topic,
-            metadata.partition,
-            metadata.offset,
-            metadata.timestamp,
-            self.key,
-            self.value,
-            self.headers,
-        )
+        place = metadata.topic, metadata.partition, metadata.offset, metadata.timestamp
+        self.record(*place, self.key, self.value, self.headers)
 
 
 class _Aiokafka(msgspec.Struct, gc=False):
@@ -254,17 +225,13 @@ class _Aiokafka(msgspec.Struct, gc=False):
         )
 
 
-def _cut_torn_line(file: int) -> None:
-    """Truncate the file after its last newline and set the file position there."""
-    end = os.lseek(file, 0, os.SEEK_END)
-    at = end
+def whole_lines_bytes(file: int, size: int) -> int:
+    """Return where the last complete line in a file's first `size` bytes ends."""
+    at = size
     while at > 0:
         start = max(0, at - TAIL_BYTES)
         newline = os.pread(file, at - start, start).rfind(b"\n")
         if newline >= 0:
-            at = start + newline + 1
-            break
+            return start + newline + 1
         at = start
-    if at < end:
-        os.ftruncate(file, at)
-    os.lseek(file, at, os.SEEK_SET)
+    return 0

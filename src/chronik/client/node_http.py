@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from email import message_from_bytes
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -85,14 +86,11 @@ async def _exchange(host: str, port: int, target: str) -> tuple[bytes, bytes]:
 
 
 def _clock_ms(head: bytes) -> float:
-    for line in head.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.lower() == b"date":
-            try:
-                return parsedate_to_datetime(value.decode("ascii").strip()).timestamp() * 1000
-            except ValueError:
-                break
-    return 0.0
+    headers = message_from_bytes(head.partition(b"\r\n")[2])
+    try:
+        return parsedate_to_datetime(str(headers["Date"])).timestamp() * 1000
+    except ValueError:
+        return 0.0
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from chronik.client.cluster import Cluster, Deadline
 from chronik.client.connection import Connection
@@ -60,36 +61,22 @@ class Topics:
             "name": name,
             "num_partitions": partitions,
             "replication_factor": replication_factor,
-            "assignments": [],
             "configs": [{"name": key, "value": value} for key, value in configs.items()],
         }
-        values = {"topics": [topic], "validate_only": False}
 
-        async def attempt(deadline: Deadline) -> None:
-            response = await self._cluster.call_controller(ApiKey.CREATE_TOPICS, values, deadline)
+        def check(response: Any) -> None:
             raise_for(response.topics[0], f"topic {name}")
 
-        await self._cluster.retry(attempt)
+        await self._cluster.call(ApiKey.CREATE_TOPICS, {"topics": [topic]}, check, with_timeout=True)
 
     async def delete(self, name: str) -> None:
-        values = {"topics": [{"name": name, "topic_id": None}], "topic_names": [name]}
-
-        async def attempt(deadline: Deadline) -> None:
-            response = await self._cluster.call_controller(ApiKey.DELETE_TOPICS, values, deadline)
-            raise_for(response.responses[0], f"topic {name}")
-
-        await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
+        values = {"topics": [{"name": name}], "topic_names": [name]}
+        await self._change(ApiKey.DELETE_TOPICS, values, "responses", name)
 
     async def grow(self, name: str, partitions: int) -> None:
         """Raise the number of partitions to `partitions`."""
         topic = {"name": name, "count": partitions, "assignments": None}
-        values = {"topics": [topic], "validate_only": False}
-
-        async def attempt(deadline: Deadline) -> None:
-            response = await self._cluster.call_controller(ApiKey.CREATE_PARTITIONS, values, deadline)
-            raise_for(response.results[0], f"topic {name}")
-
-        await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
+        await self._change(ApiKey.CREATE_PARTITIONS, {"topics": [topic]}, "results", name)
 
     async def alter_configs(self, name: str, configs: Mapping[str, str | None]) -> None:
         """Set the given configs and keep all others; None resets a config to its default."""
@@ -98,21 +85,24 @@ class Topics:
             for key, value in configs.items()
         ]
         resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configs": changes}
-        values = {"resources": [resource], "validate_only": False}
+        key = ApiKey.INCREMENTAL_ALTER_CONFIGS
+        await self._change(key, {"resources": [resource]}, "responses", name, with_timeout=False)
 
-        async def attempt(deadline: Deadline) -> None:
-            response = await self._cluster.call_controller(
-                ApiKey.INCREMENTAL_ALTER_CONFIGS, values, deadline, with_timeout=False
-            )
-            raise_for(response.responses[0], f"topic {name}")
+    async def _change(
+        self, key: ApiKey, values: Mapping[str, Any], results: str, name: str, *, with_timeout: bool = True
+    ) -> None:
+        """Change one existing topic; `results` is the response's field with its result."""
 
-        await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
+        def check(response: Any) -> None:
+            raise_for(getattr(response, results)[0], f"topic {name}")
+
+        await self._cluster.call(key, values, check, with_timeout=with_timeout, give_up_on=_UNKNOWN_TOPIC)
 
     async def configs(self, name: str) -> list[ConfigEntry]:
         async def attempt(deadline: Deadline) -> list[ConfigEntry]:
             connection = await self._cluster.any_connection(deadline)
             resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
-            values = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+            values = {"resources": [resource]}
             response = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=deadline.left_s)
             result = response.results[0]
             raise_for(result, f"topic {name}")
@@ -162,15 +152,9 @@ async def list_offsets(
     timeout_s: float,
 ) -> dict[int, ListedOffset]:
     """List the offsets of some partitions at one broker."""
-    requested = [
-        {"partition_index": partition, "current_leader_epoch": -1, "timestamp": timestamp_ms}
-        for partition in partitions
-    ]
-    values = {
-        "replica_id": reader,
-        "isolation_level": isolation_level,
-        "topics": [{"name": name, "partitions": requested}],
-    }
+    requested = [{"partition_index": partition, "timestamp": timestamp_ms} for partition in partitions]
+    topic = {"name": name, "partitions": requested}
+    values = {"replica_id": reader, "isolation_level": isolation_level, "topics": [topic]}
     response = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=9)
     results = response.topics[0].partitions
     for result in results:

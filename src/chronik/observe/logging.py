@@ -69,7 +69,7 @@ class LogSink:
 
     write: Callable[[str], object]
     wall_ms: Callable[[], int]
-    levels: LogLevels = field(default_factory=LogLevels)
+    levels: LogLevels
 
 
 class Logger(BoundLoggerBase):
@@ -97,11 +97,7 @@ class Logger(BoundLoggerBase):
 
     def exception(self, event: str, **fields: Any) -> None:
         """Log an error with the current exception; the traceback is one field of the line."""
-        error = sys.exc_info()[1]
-        if error is not None:
-            fields.setdefault("error", repr(error))
-            fields.setdefault("traceback", "".join(traceback.format_exception(error)))
-        self.error(event, **fields)
+        self.error(event, **(fields | _described(sys.exc_info()[1]) | fields))
 
     def _emit(self, level: str, event: str, fields: dict[str, Any]) -> None:
         sink: LogSink = self._logger
@@ -113,6 +109,10 @@ class Logger(BoundLoggerBase):
             **fields,
         }
         sink.write(json.dumps(line, default=str) + "\n")
+
+
+def _described(error: BaseException | None) -> dict[str, Any]:
+    return {} if error is None else {"error": repr(error), "traceback": "".join(traceback.format_exception(error))}
 
 
 def make_logger(
@@ -135,8 +135,8 @@ class LibraryLog(logging.Handler):
         except Exception:  # arguments do not match the format: a library's bug must not fail its caller
             detail = str(record.msg)
         fields: dict[str, Any] = {"library": record.name, "detail": detail}
-        if record.exc_info is not None and (error := record.exc_info[1]) is not None:
-            fields |= {"error": repr(error), "traceback": "".join(traceback.format_exception(error))}
+        if record.exc_info is not None:
+            fields |= _described(record.exc_info[1])
         log = self._log.error if record.levelno >= logging.ERROR else self._log.warning
         log("library_message", **fields)
 

@@ -11,32 +11,18 @@ import os
 import resource
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from chronik.wire.api import ApiKey
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-LATENCY_BUCKETS_S: tuple[float, ...] = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-)
+    _Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
+
+_LATENCY_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000)
+LATENCY_BUCKETS_S = tuple(bound_ms / 1000 for bound_ms in _LATENCY_BUCKETS_MS)
 REJECTED_PARTITIONS_MAX = 10_000
 """Rejections are counted by partition for this many partitions; other partitions only add to the total."""
 
@@ -61,12 +47,7 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Return Prometheus buckets: the upper bound as text, and the number of observations at or below it."""
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets
+        return list(zip((*map(str, self.bounds), "+Inf"), map(float, accumulate(self.counts)), strict=True))
 
 
 class PartitionGauges(NamedTuple):
@@ -84,8 +65,6 @@ class PartitionGauges(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """The lag of one group in one partition."""
-
     group: str
     topic: str
     partition: int
@@ -140,10 +119,9 @@ class Metrics:
 
     def api(self, key: int) -> ApiMetrics:
         """Return the counters of one API, created on first use. A starting node calls this for each API it supports."""
-        api = self._apis.get(key)
-        if api is None:
-            api = self._apis[key] = ApiMetrics(api_name(key))
-        return api
+        if key not in self._apis:
+            self._apis[key] = ApiMetrics(api_name(key))
+        return self._apis[key]
 
     def rejected(self, topic: str, partition: int) -> None:
         """Count a request refused because another node leads. Callers pass only partitions that exist."""
@@ -158,7 +136,6 @@ class Metrics:
         return render(list(self.collect()))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all current families of this node."""
         yield from self._request_families()
         yield from self._partition_families()
         yield from self._node_families()
@@ -167,17 +144,18 @@ class Metrics:
     def _request_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-        requests = CounterMetricFamily("chronik_requests", "Requests answered, by API.", labels=["api"])
-        errors = CounterMetricFamily("chronik_request_errors", "Requests answered with an error.", labels=["api"])
+        apis = [api for _, api in sorted(self._apis.items())]
+        for name, text, counts in (
+            ("chronik_requests", "Requests answered, by API.", [api.seconds.count for api in apis]),
+            ("chronik_request_errors", "Requests answered with an error.", [api.errors for api in apis]),
+        ):
+            rows = zip(([api.name] for api in apis), counts, strict=True)
+            yield _filled(CounterMetricFamily(name, text, labels=["api"]), rows)
         seconds = HistogramMetricFamily(
             "chronik_request_seconds", "From a request's last byte to its response, waits included.", labels=["api"]
         )
-        for _, api in sorted(self._apis.items()):
-            requests.add_metric([api.name], api.seconds.count)
-            errors.add_metric([api.name], api.errors)
+        for api in apis:
             seconds.add_metric([api.name], api.seconds.cumulative(), api.seconds.sum)
-        yield requests
-        yield errors
         yield seconds
 
     def _partition_families(self) -> Iterator[Metric]:
@@ -194,18 +172,15 @@ class Metrics:
             ("chronik_in_sync_replicas", "Replicas in the ISR.", lambda p: p.in_sync_replicas),
             ("chronik_log_size_bytes", "Bytes of the partition's segments.", lambda p: p.size_bytes),
         ):
-            family = GaugeMetricFamily(name, text, labels=labels)
-            for partition in partitions:
-                family.add_metric([partition.topic, str(partition.partition)], value(partition))
-            yield family
-        age = GaugeMetricFamily(
-            "chronik_watermark_lag_seconds", "How long the watermark has lagged, at the leader.", labels=labels
-        )
+            rows = [([each.topic, str(each.partition)], value(each)) for each in partitions]
+            yield _filled(GaugeMetricFamily(name, text, labels=labels), rows)
         led = [partition for partition in partitions if partition.is_leader]
-        for partition in led:
-            names = [partition.topic, str(partition.partition)]
-            age.add_metric(names, self.watermark_age_s(partition.topic, partition.partition))
-        yield age
+        yield _filled(
+            GaugeMetricFamily(
+                "chronik_watermark_lag_seconds", "How long the watermark has lagged, at the leader.", labels=labels
+            ),
+            (([p.topic, str(p.partition)], self.watermark_age_s(p.topic, p.partition)) for p in led),
+        )
         yield GaugeMetricFamily(
             "chronik_under_replicated_partitions",
             "Partitions led here whose ISR is smaller than their replica set.",
@@ -214,15 +189,12 @@ class Metrics:
         rejections = CounterMetricFamily(
             "chronik_leadership_rejections", "Requests refused because another node leads, by partition.", labels=labels
         )
-        for (topic, index), count in self.leadership_rejections.items():
-            rejections.add_metric([topic, str(index)], count)
-        yield rejections
+        counts = self.leadership_rejections.items()
+        yield _filled(rejections, (([topic, str(index)], count) for (topic, index), count in counts))
         group_lag = GaugeMetricFamily(
             "chronik_group_lag", "High watermark minus the group's committed offset.", labels=["group", *labels]
         )
-        for group in self.groups():
-            group_lag.add_metric([group.group, group.topic, str(group.partition)], group.lag)
-        yield group_lag
+        yield _filled(group_lag, (([each.group, each.topic, str(each.partition)], each.lag) for each in self.groups()))
 
     def _node_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -251,9 +223,7 @@ class Metrics:
         damages = CounterMetricFamily(
             "chronik_damages_found", "Damages found in logs of this node, by how they were found.", labels=["how"]
         )
-        for how, count in self.damages_found.items():
-            damages.add_metric([how], count)
-        yield damages
+        yield _filled(damages, (([how], count) for how, count in self.damages_found.items()))
         yield GaugeMetricFamily(
             "chronik_replicas_healing", "Damaged replicas that are not healed yet.", value=self.replicas_healing
         )
@@ -267,6 +237,13 @@ class Metrics:
             ),
         ):
             yield HistogramMetricFamily(name, text, buckets=histogram.cumulative(), sum_value=histogram.sum)
+
+
+def _filled(family: _Family, rows: Iterable[tuple[Sequence[str], float]]) -> _Family:
+    """Add a sample for each row: the values of the family's labels, and the number."""
+    for labels, value in rows:
+        family.add_metric(labels, value)
+    return family
 
 
 def render(families: Iterable[Metric]) -> bytes:

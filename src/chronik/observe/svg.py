@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -11,26 +10,10 @@ class Axis:
     """Maps the values from `low` to `high` to the pixels from `start` to `end`."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        self._low, self._high = low, high
-        self._start, self._end = start, end
+        self._low, self._high, self._start, self._end = low, high, start, end
 
     def at(self, value: float) -> float:
         return self._start + (value - self._low) / (self._high - self._low) * (self._end - self._start)
-
-
-class LogAxis(Axis):
-    """A logarithmic axis that spans whole decades."""
-
-    def __init__(self, values: Sequence[float], start: float, end: float) -> None:
-        if not values or min(values) <= 0:
-            raise ValueError(f"a logarithmic axis needs values above zero, not {list(values)[:5]}")
-        low = math.floor(math.log10(min(values)))
-        high = max(math.ceil(math.log10(max(values))), low + 1)
-        super().__init__(low, high, start, end)
-        self.ticks = [10.0**power for power in range(low, high + 1)]
-
-    def at(self, value: float) -> float:
-        return super().at(math.log10(value))
 
 
 def element(tag: str, inside: str = "", /, **attributes: object) -> str:

@@ -19,8 +19,6 @@ Why: TypeAlias = Literal["append", "sync", "replica-fetch", "isr-change", "leade
 
 
 class TraceEvent(msgspec.Struct, frozen=True, gc=False, tag_field="kind"):
-    """The fields of every event."""
-
     n: int
     time_ms: float
     node: int
@@ -133,17 +131,10 @@ Trace: TypeAlias = (
     | IsrChanged
 )
 
-_encoder = msgspec.json.Encoder()
+encode_trace: Callable[[Trace], bytes] = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[Trace] = msgspec.json.Decoder(Trace)
-
-
-def encode_trace(trace: Trace) -> bytes:
-    return _encoder.encode(trace)
-
-
-def decode_trace(data: bytes | str) -> Trace:
-    """Decode an event; ValueError if the text is not one."""
-    return _decoder.decode(data)
+decode_trace: Callable[[bytes | str], Trace] = _decoder.decode
+"""Decode an event; ValueError if the text is not one."""
 
 
 class TracePage(msgspec.Struct, frozen=True):
@@ -155,12 +146,8 @@ class TracePage(msgspec.Struct, frozen=True):
     dropped: int = 0
 
 
-_page_decoder = msgspec.json.Decoder(TracePage)
-
-
-def decode_page(data: bytes) -> TracePage:
-    """Decode a page; ValueError if the text is not one."""
-    return _page_decoder.decode(data)
+decode_page: Callable[[bytes], TracePage] = msgspec.json.Decoder(TracePage).decode
+"""Decode a page; ValueError if the text is not one."""
 
 
 class DropCounter(Protocol):
@@ -290,9 +277,8 @@ class PartitionTrace:
         elapsed_s: float,
     ) -> None:
         elapsed_ms = milliseconds(elapsed_s)
-        self._ring.add(
-            FetchServed(*self._stamp(), fetch, client_id, offset, size_bytes, high_watermark, error, elapsed_ms)
-        )
+        answer = size_bytes, high_watermark, error, elapsed_ms
+        self._ring.add(FetchServed(*self._stamp(), fetch, client_id, offset, *answer))
 
     # -- partition -----------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,6 @@ class WatermarkMonitor:
 
     @property
     def interval_s(self) -> float:
-        """The time until the next sample."""
         return ALERT_INTERVAL_S if self.is_alert else CALM_INTERVAL_S
 
     def age_s(self, topic: str, partition: int) -> float:

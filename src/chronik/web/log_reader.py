@@ -93,7 +93,7 @@ class LeaderLog:
         fetched = await self._batches.fetch(
             self._topic, self._partition, offset, max_bytes=READ_BYTES_MAX, max_wait_ms=0, min_bytes=0
         )
-        return fetched.records
+        return memoryview(fetched.records)
 
     async def _listed(self, time_ms: int) -> int:
         return (await self._topics.offsets(self._topic, time_ms, [self._partition]))[self._partition].offset

@@ -84,7 +84,7 @@ class Finding(NamedTuple):
 class Block:
     """Arrays with one value per segment. Segment i is `edges[i]` up to but not including `edges[i + 1]`.
 
-    `given`: the sides of this audit, READABLE among them.
+    `given`: the sides of this audit, READABLE among them. `behind_log`: those that should have what is readable.
     """
 
     def __init__(
@@ -115,16 +115,15 @@ class Block:
         self.copies[READABLE] *= self.in_log
         self.has = {side: copies > 0 for side, copies in self.copies.items()}
         for side in given:
-            by_position = (self.rows[side].flags & BY_POSITION) > 0
-            if by_position.any():
+            if (self.rows[side].flags & BY_POSITION).any():
                 self.has[side] &= self.has[READABLE]
                 self.copies[side] = self.has[side].astype(np.int64)
+        self.behind_log = [side for side in (DELIVERED, LANDED) if side in given]
         if is_compacted:
             # Only the latest record of each key is readable. The other sides may have or lack older ones.
-            for side in (DELIVERED, LANDED):
-                if side in given:
-                    self.copies[side] = self.copies[side] * self.has[READABLE]
-                    self.has[side] &= self.has[READABLE]
+            for side in self.behind_log:
+                self.copies[side] = self.copies[side] * self.has[READABLE]
+                self.has[side] &= self.has[READABLE]
 
     def _cut(self, rows: Rows, base: int, size: int) -> Array:
         if self.is_dense:
@@ -151,21 +150,18 @@ class Block:
         return int(self.lengths[chosen].sum())
 
     def findings(self) -> Iterator[Finding]:
-        """Compare all sides."""
         missing = self._missing()
         for side in self.given:
             yield from self._counts(side)
             yield from self._ranges("gap", side, missing[side] & ~self.ahead)
             yield from self._ranges("gap-ahead", side, missing[side] & self.ahead)
             yield from self._ranges("duplicate", side, self.copies[side] > 1, self.copies[side] - 1)
-        if not self.is_compacted:
-            for side in (DELIVERED, LANDED):
-                if side in self.given:
-                    unknown = self.has[side] & ~self.has[READABLE] & ~self.expired
-                    if ACKED in self.given:
-                        unknown &= ~missing[READABLE]  # that is a gap of the log
-                    yield from self._ranges("unexpected", side, unknown & ~self.ahead)
-                    yield from self._ranges("unexpected-ahead", side, unknown & self.ahead)
+        for side in self.behind_log if not self.is_compacted else ():
+            unknown = self.has[side] & ~self.has[READABLE] & ~self.expired
+            if ACKED in self.given:
+                unknown &= ~missing[READABLE]  # that is a gap of the log
+            yield from self._ranges("unexpected", side, unknown & ~self.ahead)
+            yield from self._ranges("unexpected-ahead", side, unknown & self.ahead)
         if ACKED in self.given:
             yield from self._one("expired", ACKED, self._total(self.has[ACKED] & self.expired))
             yield from self._one("unacknowledged", READABLE, self._total(self.has[READABLE] & ~self.has[ACKED]))
@@ -182,9 +178,8 @@ class Block:
         if ACKED in self.given:
             lost = lost | (self.has[ACKED] & ~self.has[READABLE] & ~self.expired)
         missing[READABLE] = lost
-        for side in (DELIVERED, LANDED):
-            if side in self.given:
-                missing[side] = self.has[READABLE] & ~self.has[side]
+        for side in self.behind_log:
+            missing[side] = self.has[READABLE] & ~self.has[side]
         return missing
 
     def _counts(self, side: int) -> Iterator[Finding]:
@@ -253,12 +248,8 @@ class Block:
         swapped = np.zeros(len(at), bool)
         for one in range(len(at) - 1):
             other = one + 1
-            if (
-                not swapped[one]
-                and at[one] != at[other]
-                and found[one] == expected[at[other]]
-                and found[other] == expected[at[one]]
-            ):
+            is_exchanged = found[one] == expected[at[other]] and found[other] == expected[at[one]]
+            if is_exchanged and not swapped[one] and at[one] != at[other]:
                 swapped[one] = swapped[other] = True
                 start, stop = int(self.edges[at[one]]), int(self.edges[at[other]]) + 1
                 yield Finding("swapped", side, self.partition, start, stop, 1)

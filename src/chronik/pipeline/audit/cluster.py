@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from chronik.client.cluster import Deadline
 from chronik.client.errors import ClientError
@@ -76,15 +75,10 @@ def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
 
 async def _http_address(cluster: BlockingCluster, node: int) -> str:
     """Return the HTTP address in a node's configuration. Kafka's brokers have no such setting."""
-    resource: dict[str, Any] = {
-        "resource_type": BROKER_RESOURCE,
-        "resource_name": str(node),
-        "configuration_keys": ["listen.http"],
-    }
-    values = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(node), "configuration_keys": ["listen.http"]}
     try:
         connection = await cluster.cluster.connection(node, Deadline(ASK_TIMEOUT_S))
-        answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=ASK_TIMEOUT_S)
+        answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, {"resources": [resource]}, timeout_s=ASK_TIMEOUT_S)
     except (ClientError, KafkaError):
         return ""
     return next((entry.value or "" for entry in answer.results[0].configs if entry.name == "listen.http"), "")

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json
 
-from chronik.client.ledger import Entry
+from chronik.client.ledger import Entry, whole_lines_bytes
 from chronik.pipeline.audit.blocks import NO_TIME
 from chronik.pipeline.audit.checksum import checksums
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, rows_table
@@ -27,21 +28,11 @@ from chronik.pipeline.errors import PipelineError
 
 CHUNK_BYTES = 8 * 1024 * 1024
 TASK_BYTES = 64 * 1024 * 1024
-TAIL_BYTES = 64 * 1024
 TOMBSTONE = 2
 """Row flag: a record without a value, which compaction removes in the end."""
 
-_SCHEMA = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int64()),
-        pa.field("offset", pa.int64()),
-        pa.field("key", pa.string()),
-        pa.field("timestamp_ms", pa.int64()),
-        pa.field("checksum", pa.int64()),
-    ]
-)
-_REQUIRED = ("topic", "partition", "offset", "timestamp_ms", "checksum")
+_NUMBERS = ("partition", "offset", "timestamp_ms", "checksum")
+_SCHEMA = pa.schema({"topic": pa.string(), "key": pa.string(), **dict.fromkeys(_NUMBERS, pa.int64())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +64,7 @@ def snapshot(path: str, what: str) -> JsonLines:
     try:
         with open(path, "rb") as file:
             end = os.fstat(file.fileno()).st_size
-            at = end
-            while at > 0:
-                start = max(0, at - TAIL_BYTES)
-                newline = os.pread(file.fileno(), at - start, start).rfind(b"\n")
-                if newline >= 0:
-                    at = start + newline + 1
-                    break
-                at = start
+            at = whole_lines_bytes(file.fileno(), end)
     except OSError as error:
         raise PipelineError(f"cannot read the {what} {path}: {error.strerror}") from None
     if end and not at:
@@ -94,10 +78,7 @@ def file_ranges(
     """Return the tasks that read a file. `path` is where workers find it."""
     parts = max(1, min(parts_min, lines.size // CHUNK_BYTES), -(-lines.size // TASK_BYTES))
     edges = [lines.size * part // parts for part in range(parts + 1)]
-    return [
-        FileRange(path, lines.path, edges[part], edges[part + 1], topic, side, block_bits, with_keys)
-        for part in range(parts)
-    ]
+    return [FileRange(path, lines.path, *edge, topic, side, block_bits, with_keys) for edge in pairwise(edges)]
 
 
 def read_lines(task: FileRange) -> Iterator[Any]:
@@ -124,7 +105,7 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
         )
     except pa.ArrowInvalid as error:
         raise _fault(task, at, chunk, str(error)) from None
-    if any(table.column(name).null_count for name in _REQUIRED):
+    if any(table.column(name).null_count for name in ("topic", *_NUMBERS)):
         raise _fault(task, at, chunk, "a field is missing")
     order = np.arange(at, at + len(table), dtype=np.int64)  # unique, as every line has at least a byte
     chosen = pa.compute.equal(table.column("topic"), task.topic).to_numpy()
@@ -146,9 +127,8 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
     )
     if not task.with_keys:
         return rows
-    keys = pa.array(
-        [None if key is None else base64.b64decode(key) for key in table.column("key").to_pylist()], pa.binary()
-    )
+    decoded = [None if key is None else base64.b64decode(key) for key in table.column("key").to_pylist()]
+    keys = pa.array(decoded, pa.binary())
     dead = sums == checksums(keys, pa.nulls(len(keys), pa.binary()))
     flags = pa.array(np.where(dead, TOMBSTONE, 0).astype(np.int8))
     return pa.RecordBatch.from_arrays([*rows.columns[:-1], flags, keys], schema=KEYED_SCHEMA)

@@ -19,17 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chronik.pipeline.audit.blocks import (
-    ACKED,
-    BY_POSITION,
-    DELIVERED,
-    LANDED,
-    MARK,
-    READABLE,
-    Block,
-    Bounds,
-    Finding,
-)
+from chronik.pipeline.audit.blocks import ACKED, BY_POSITION, DELIVERED, LANDED, MARK, READABLE, Block, Bounds, Finding
 from chronik.pipeline.audit.cluster import (
     committed_offsets,
     http_nodes,
@@ -60,12 +50,8 @@ BLOCKS_PER_TASK = 8
 SENT = "sent:"
 """Prefix of the name of a file that Spark has distributed to its workers."""
 FINDING_SCHEMA = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("side", pa.int32()),
-        ("partition", pa.int32()),
-        *((name, pa.int64()) for name in ("start", "stop", "number", "extra")),
-    ]
+    {"kind": pa.string(), "side": pa.int32(), "partition": pa.int32()}
+    | dict.fromkeys(("start", "stop", "number", "extra"), pa.int64())
 )
 
 
@@ -111,14 +97,9 @@ class AuditPlan:
 
     @property
     def given(self) -> tuple[int, ...]:
-        """Return the sides to compare."""
-        is_given = {
-            ACKED: self.ledger is not None,
-            READABLE: True,
-            DELIVERED: self.receipts is not None or self.positions is not None,
-            LANDED: bool(self.tables),
-        }
-        return tuple(side for side in is_given if is_given[side])
+        is_delivery_known = self.receipts is not None or self.positions is not None
+        is_given = {ACKED: self.ledger, READABLE: True, DELIVERED: is_delivery_known, LANDED: self.tables}
+        return tuple(side for side, given in is_given.items() if given)
 
     @property
     def block_bits(self) -> int:
@@ -145,9 +126,8 @@ def prepare(request: AuditRequest) -> AuditPlan:
     if request.receipts is not None and request.group is not None:
         notes.append(f"the receipts show what was delivered: the offsets of group {request.group} are ignored")
     tables = () if request.table is None else tuple(find_tables(request.table, request.topic))
-    notes += [
-        f"{table.name} holds no key, value and headers: not compared" for table in tables if not table.has_content
-    ]
+    bare = [table.name for table in tables if not table.has_content]
+    notes += [f"{name} holds no key, value and headers: not compared" for name in bare]
     with BlockingCluster(request.bootstrap) as cluster:
         partitions, topic_id = partitions_of(cluster, request.topic)
         positions = None if request.group is None else committed_offsets(cluster, request.group, request.topic)
@@ -157,9 +137,8 @@ def prepare(request: AuditRequest) -> AuditPlan:
         nodes = http_nodes(cluster) if request.log in (AUTO, HEADERS) and not compacted else ()
     how = _how(request, nodes, compacted, notes)
     bounds = {partition: Bounds(begins.get(partition, 0), *log) for partition, log in logs.items()}
-    return AuditPlan(
-        request, topic_id, bounds, how, nodes, compacted, ledger, receipts, tables, positions, tuple(notes)
-    )
+    given = ledger, receipts, tables, positions
+    return AuditPlan(request, topic_id, bounds, how, nodes, compacted, *given, tuple(notes))
 
 
 def _how(request: AuditRequest, nodes: tuple[str, ...], compacted: bool, notes: list[str]) -> str:
@@ -227,18 +206,16 @@ def _tasks(spark: SparkSession, plan: AuditPlan, parallel: int) -> list[Task]:
     if plan.receipts is not None:
         tasks += file_ranges(plan.receipts, _reachable(spark, plan.receipts.path), topic, DELIVERED, bits, parallel)
     elif plan.positions is not None:
-        passed = tuple(
-            (partition, bound.log_start, min(plan.positions.get(partition, 0), bound.end))
-            for partition, bound in plan.bounds.items()
-            if plan.positions.get(partition, 0) > bound.log_start
-        )
-        tasks.append(GivenRanges(DELIVERED, BY_POSITION, passed, bits))
-    marks = tuple(
-        (partition, bound.log_start, bound.end)
-        for partition, bound in plan.bounds.items()
-        if bound.end > bound.log_start
-    )
-    return [*tasks, GivenRanges(MARK, 0, marks, bits), *_log_tasks(plan, parallel)]
+        reached = {number: min(plan.positions.get(number, 0), bound.end) for number, bound in plan.bounds.items()}
+        tasks.append(_given(plan, DELIVERED, BY_POSITION, reached))
+    marks = _given(plan, MARK, 0, {number: bound.end for number, bound in plan.bounds.items()})
+    return [*tasks, marks, *_log_tasks(plan, parallel)]
+
+
+def _given(plan: AuditPlan, side: int, flags: int, ends: Mapping[int, int]) -> GivenRanges:
+    """Return a task with everything from the log starts up to `ends`."""
+    ranges = [(number, plan.bounds[number].log_start, end) for number, end in ends.items()]
+    return GivenRanges(side, flags, tuple(one for one in ranges if one[1] < one[2]), plan.block_bits)
 
 
 def _log_tasks(plan: AuditPlan, parallel: int) -> list[LogRange]:
@@ -258,14 +235,12 @@ def _rows(spark: SparkSession, tasks: Sequence[Task], schema: Any = ROW_SCHEMA) 
     """Read the rows of all tasks, with one Spark task for each."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    numbered = list(tasks)
-
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _read(numbered[number])
+                yield from _read(tasks[number])
 
-    return spark.range(0, len(numbered), 1, max(1, len(numbered))).mapInArrow(read, from_arrow_schema(schema))
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, from_arrow_schema(schema))
 
 
 def _read(task: Task) -> Iterator[Any]:
@@ -273,8 +248,7 @@ def _read(task: Task) -> Iterator[Any]:
         return read_log(task)
     if isinstance(task, FileRange):
         return read_lines(_here(task))
-    columns = np.array(task.ranges, np.int64).reshape(-1, 3)
-    partition, start, stop = columns[:, 0], columns[:, 1], columns[:, 2]
+    partition, start, stop = np.array(task.ranges, np.int64).reshape(-1, 3).T
     return iter([rows_table(task.side, partition, start, stop, flags=task.flags, block_bits=task.block_bits)])
 
 

@@ -57,9 +57,6 @@ def read_log(task: LogRange) -> Iterator[Any]:
         raise PipelineError(f"{name} cannot be read from {task.bootstrap}: {error}") from None
 
 
-# Over HTTP.
-
-
 class _Batch(msgspec.Struct, gc=False):
     """The required fields of a batch's header. The decoder skips all other fields of the response."""
 
@@ -69,9 +66,27 @@ class _Batch(msgspec.Struct, gc=False):
     base_timestamp_ms: int
     is_control: bool
 
-    @property
-    def is_thinned(self) -> bool:
-        return self.count != self.last_offset - self.base_offset + 1
+
+def _from_batches(task: LogRange, batches: Sequence[_Batch], begin: int) -> Iterator[Any]:
+    """Yield the requested offsets of batches from `begin` on. Fetch batches that compaction has thinned out."""
+    requested = task.requested
+    whole: list[tuple[int, int, int, int]] = []
+    for batch in batches:
+        start = max(batch.base_offset, begin, requested.start)
+        stop = min(batch.last_offset + 1, requested.stop)
+        if start >= stop:
+            continue
+        if batch.is_control or batch.count == batch.last_offset - batch.base_offset + 1:
+            whole.append((CONTROL if batch.is_control else READABLE, start, stop, batch.base_timestamp_ms))
+        else:
+            inside = requested._replace(start=start, stop=stop)
+            yield from _from_fetches(LogRange(inside, task.topic_id, task.bootstrap, RECORDS, (), task.block_bits))
+    if whole:
+        sides, starts, stops, times_ms = np.array(whole, np.int64).T
+        yield rows_table(sides, requested.partition, starts, stops, times_ms, block_bits=task.block_bits)
+
+
+# Over HTTP.
 
 
 class _Page(msgspec.Struct):
@@ -90,37 +105,17 @@ def _from_headers(task: LogRange) -> Iterator[Any]:
     while offset is not None and offset < requested.stop:
         page = _page(task, offset)
         batches = [batch for batch in page.batches if batch.base_offset < requested.stop]
-        thinned = [batch for batch in batches if not batch.is_control and batch.is_thinned]
-        whole = [batch for batch in batches if batch.is_control or not batch.is_thinned]
-        if whole:
-            yield from _ranges(
-                task,
-                [max(batch.base_offset, offset) for batch in whole],
-                [batch.last_offset + 1 for batch in whole],
-                [batch.base_timestamp_ms for batch in whole],
-                [batch.is_control for batch in whole],
-            )
-        for batch in thinned:
-            yield from _thinned(task, max(batch.base_offset, offset), batch.last_offset + 1)
+        yield from _from_batches(task, batches, offset)
         next_offset = max([offset, *(batch.last_offset + 1 for batch in batches)])
         offset = page.next
         if offset is None and page.high_watermark < requested.stop and next_offset < requested.stop:
             # A new leader may take a moment to learn the high watermark that the audit saw at its start.
             if waited >= WATERMARK_TRIES:
-                raise PipelineError(
-                    f"{requested.partition_name} was readable up to {requested.stop} and now only up to "
-                    f"{page.high_watermark}: see chronik doctor {requested.topic}"
-                )
+                now = f"was readable up to {requested.stop} and now only up to {page.high_watermark}"
+                raise PipelineError(f"{requested.partition_name} {now}: see chronik doctor {requested.topic}")
             waited += 1
             pause.wait(WATERMARK_PAUSE_S)
             offset = next_offset
-
-
-def _thinned(task: LogRange, start: int, stop: int) -> Iterator[Any]:
-    start, stop = max(start, task.requested.start), min(stop, task.requested.stop)
-    if start < stop:
-        inside = task.requested._replace(start=start, stop=stop)
-        yield from _from_fetches(LogRange(inside, task.topic_id, task.bootstrap, RECORDS, (), task.block_bits))
 
 
 def _page(task: LogRange, offset: int) -> _Page:
@@ -136,18 +131,6 @@ def _page(task: LogRange, offset: int) -> _Page:
         except msgspec.MsgspecError as error:
             failure = f"http://{node}: {error}"
     raise PipelineError(f"no node lists the batches of {requested.partition_name} ({failure}): pass --log records")
-
-
-def _ranges(
-    task: LogRange, starts: Sequence[int], stops: Sequence[int], times_ms: Sequence[int], control: Sequence[bool]
-) -> Iterator[Any]:
-    """Clip batches to the requested range, and cut them at block boundaries."""
-    start = np.maximum(np.asarray(starts, np.int64), task.requested.start)
-    stop = np.minimum(np.asarray(stops, np.int64), task.requested.stop)
-    kept = start < stop
-    times = np.asarray(times_ms, np.int64)[kept]
-    sides = np.where(np.asarray(control, bool)[kept], CONTROL, READABLE)
-    yield rows_table(sides, task.requested.partition, start[kept], stop[kept], times, block_bits=task.block_bits)
 
 
 # Over the Fetch API.
@@ -172,24 +155,13 @@ def _fetched(task: LogRange, records: memoryview, decoder: ArrowDecoder | None) 
     if decoder is not None:
         for batch in decoder.feed(records):
             yield _records(task, batch)
-    headers = [header for _, header in whole_batches(records)]
-    thinned = [
-        header
-        for header in headers
-        if not header.is_control and header.record_count != header.next_offset - header.base_offset
+    batches = [
+        _Batch(header.base_offset, header.last_offset, header.record_count, header.base_timestamp, header.is_control)
+        for _, header in whole_batches(records)
+        if decoder is None or header.is_control
     ]
-    shown = [header for header in headers if header.is_control or (decoder is None and header not in thinned)]
-    if decoder is None:
-        for header in thinned:
-            yield from _thinned(task, header.base_offset, header.next_offset)
-    if shown and not task.with_keys:
-        yield from _ranges(
-            task,
-            [header.base_offset for header in shown],
-            [header.next_offset for header in shown],
-            [header.base_timestamp for header in shown],
-            [header.is_control for header in shown],
-        )
+    if not task.with_keys:
+        yield from _from_batches(task, batches, task.requested.start)
 
 
 def _records(task: LogRange, batch: Any) -> Any:

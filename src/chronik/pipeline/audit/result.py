@@ -6,13 +6,13 @@ the log start have expired, and records appended after the audit began are ignor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from chronik.pipeline.audit.blocks import ACKED, DELIVERED, LANDED, READABLE, SIDES, Bounds, Finding, bucket_width
 
-COMPLETE, INCOMPLETE = "complete", "incomplete"
 BUCKETS_MAX = 60
 LISTED_MAX = 10_000
 """Ranges listed in the JSON per partition and kind. Counts are not limited."""
@@ -55,7 +55,7 @@ class PartitionResult:
 
     partition: int
     bounds: Bounds
-    counts: dict[int, int] = field(default_factory=dict)
+    counts: Counter[int] = field(default_factory=Counter)
     first: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     expired: int = 0
@@ -73,8 +73,8 @@ class PartitionResult:
     def is_complete(self) -> bool:
         return not (self.gaps or self.duplicates or self.unexpected or self.disorder or self.mismatches)
 
-    def missing(self, side: int | None = None) -> int:
-        return sum(gap.count for gap in self.gaps if side in (None, gap.side))
+    def missing(self) -> int:
+        return _total(self.gaps)
 
     def lag(self, side: int) -> int:
         """Return the number of records at the log's end that the side has not reached."""
@@ -97,15 +97,14 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        return COMPLETE if all(partition.is_complete for partition in self.partitions) else INCOMPLETE
+        return "complete" if all(partition.is_complete for partition in self.partitions) else "incomplete"
 
     @property
     def last_side(self) -> int:
-        """Return the last of the audited sides."""
         return max(self.given)
 
     def total(self, side: int) -> int | None:
-        return sum(partition.counts.get(side, 0) for partition in self.partitions) if side in self.given else None
+        return sum(partition.counts[side] for partition in self.partitions) if side in self.given else None
 
     @property
     def expected(self) -> int:
@@ -114,12 +113,12 @@ class AuditResult:
 
     @property
     def imbalance(self) -> int:
-        counts = [partition.counts.get(self.last_side, 0) for partition in self.partitions]
+        counts = [partition.counts[self.last_side] for partition in self.partitions]
         return max(counts, default=0) - min(counts, default=0)
 
     def share(self, partition: PartitionResult) -> tuple[int, float, int]:
         """Return a partition's records at the last side, percentage of all expected, and deviation from the mean."""
-        messages = partition.counts.get(self.last_side, 0)
+        messages = partition.counts[self.last_side]
         percent = round(100 * messages / self.expected, 1) if self.expected else 0.0
         return messages, percent, round(messages - self.expected / len(self.partitions))
 
@@ -148,7 +147,7 @@ class AuditResult:
         side = self.last_side
         return {
             "partition": partition.partition,
-            **{name: partition.counts.get(at, 0) if at in self.given else None for at, name in enumerate(SIDES)},
+            **{name: partition.counts[at] if at in self.given else None for at, name in enumerate(SIDES)},
             "messages": messages,
             "percent": percent,
             "deviation": deviation,
@@ -159,10 +158,10 @@ class AuditResult:
             "lag": {SIDES[at]: partition.lag(at) for at in (DELIVERED, LANDED) if at in self.given},
             "expired": partition.expired,
             "gaps": partition.missing(),
-            "duplicates": sum(extra.count for extra in partition.duplicates),
+            "duplicates": _total(partition.duplicates),
             "out_of_order": partition.disorder,
             "mismatches": partition.mismatches,
-            "unexpected": sum(extra.count for extra in partition.unexpected),
+            "unexpected": _total(partition.unexpected),
             "gap_ranges": _listed(partition.gaps),
             "duplicate_ranges": _listed(partition.duplicates),
             "out_of_order_ranges": _listed(partition.disordered),
@@ -174,18 +173,16 @@ class AuditResult:
         """Return the time slices by partition and time. A side that was not given is null."""
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         for part in self.slices:
-            row = rows.setdefault(
-                (part.partition, part.start_ms),
-                {
-                    "partition": part.partition,
-                    "start_ms": part.start_ms,
-                    **{name: 0 if side in self.given else None for side, name in enumerate(SIDES)},
-                    "gaps": 0,
-                },
-            )
+            sides = {name: 0 if side in self.given else None for side, name in enumerate(SIDES)}
+            empty = {"partition": part.partition, "start_ms": part.start_ms, **sides, "gaps": 0}
+            row = rows.setdefault((part.partition, part.start_ms), empty)
             row[SIDES[part.side]] = part.count
             row["gaps"] += part.missing
         return [row for _, row in sorted(rows.items())]
+
+
+def _total(ranges: Iterable[Range]) -> int:
+    return sum(each.count for each in ranges)
 
 
 def _listed(faults: Sequence[Range | Mismatch]) -> list[dict[str, Any]]:
@@ -219,36 +216,35 @@ def _partition(
     result = PartitionResult(partition, bounds)
     ranges: dict[str, list[Range]] = {"gap": [], "unexpected": [], "duplicate": []}
     for finding in findings:
+        span = Range(finding.side, finding.start, finding.stop - 1, finding.number)
         match finding.kind:
             case "count":
-                side = finding.side
-                result.counts[side] = result.counts.get(side, 0) + finding.number
-                result.first[side] = min(finding.start, result.first.get(side, finding.start))
-                result.last[side] = max(finding.stop - 1, result.last.get(side, finding.stop - 1))
+                result.counts[span.side] += span.count
+                result.first[span.side] = min(span.first, result.first.get(span.side, span.first))
+                result.last[span.side] = max(span.last, result.last.get(span.side, span.last))
             case "expired" | "unacknowledged" | "verified" | "disorder" | "mismatches":
                 setattr(result, finding.kind, getattr(result, finding.kind) + finding.number)
             case "gap" | "unexpected" | "duplicate":
-                ranges[finding.kind].append(Range(finding.side, finding.start, finding.stop - 1, finding.number))
+                ranges[finding.kind].append(span)
             case "gap-ahead" | "unexpected-ahead":
                 # With acks=1, a record may become readable only after the log ends were read.
-                lost = _clipped(Range(finding.side, finding.start, finding.stop - 1, finding.number), end_now)
-                if lost is not None:
+                if (lost := _clipped(span, end_now)) is not None:
                     ranges[finding.kind.removesuffix("-ahead")].append(lost)
                     if finding.kind == "gap-ahead":
-                        result.counts[ACKED] = result.counts.get(ACKED, 0) + lost.count
+                        result.counts[ACKED] += lost.count
             case "order" | "swapped":
-                result.disordered.append(Range(finding.side, finding.start, finding.stop - 1, 1))
+                result.disordered.append(replace(span, count=1))
             case "mismatch":
                 result.mismatched.append(Mismatch(finding.side, finding.start, finding.number, finding.extra))
     result.gaps = _merged(ranges["gap"])
     if start_now > bounds.log_start:
         result.gaps, gone = _expired(result.gaps, start_now)
         result.expired += gone
-    result.duplicates = sorted(ranges["duplicate"], key=lambda item: (item.side, item.first))
+    result.duplicates = sorted(ranges["duplicate"], key=_place)
     result.unexpected = _merged(ranges["unexpected"])
     across = _order_across([finding for finding in findings if finding.kind == "sequence"])
     result.disorder += len(across)
-    result.disordered = sorted([*result.disordered, *across], key=lambda item: (item.side, item.first))
+    result.disordered = sorted([*result.disordered, *across], key=_place)
     result.mismatched.sort(key=lambda item: (item.side, item.offset))
     return result
 
@@ -259,27 +255,31 @@ def _clipped(span: Range, first: int) -> Range | None:
         return None
     if span.first >= first:
         return span
-    return Range(span.side, first, span.last, min(span.count, span.last - first + 1))
+    return replace(span, first=first, count=min(span.count, span.last - first + 1))
 
 
 def _expired(gaps: list[Range], log_start: int) -> tuple[list[Range], int]:
     """Drop what retention removed during the audit, on all sides. Return the remaining gaps and the expired count."""
     left = [clipped for gap in gaps if (clipped := _clipped(gap, log_start)) is not None]
-    gone = sum(gap.count for gap in gaps if gap.side == READABLE) - sum(g.count for g in left if g.side == READABLE)
-    return left, gone
+    before, after = (_total(each for each in ranges if each.side == READABLE) for ranges in (gaps, left))
+    return left, before - after
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
     """Merge adjacent ranges, so that a gap across several blocks is one gap."""
     merged: list[Range] = []
-    for span in sorted(ranges, key=lambda item: (item.side, item.first)):
-        before = merged[-1] if merged else None
-        whole = before is not None and before.count == before.last - before.first + 1
-        if before is not None and whole and before.side == span.side and before.last + 1 == span.first:
+    for span in sorted(ranges, key=_place):
+        before = merged[-1] if merged else span
+        is_whole = before.count == before.last - before.first + 1
+        if is_whole and before.side == span.side and before.last + 1 == span.first:
             merged[-1] = Range(span.side, before.first, span.last, before.count + span.count)
         else:
             merged.append(span)
     return merged
+
+
+def _place(span: Range) -> tuple[int, int]:
+    return span.side, span.first
 
 
 def _order_across(sequences: list[Finding]) -> list[Range]:
@@ -302,13 +302,14 @@ def _slices(findings: list[Finding]) -> tuple[list[Slice], int]:
         return [], bucket_width(0)
     span = max(finding.start + finding.stop for finding in buckets) - min(finding.start for finding in buckets)
     width = max(bucket_width(span / BUCKETS_MAX), max(finding.stop for finding in buckets))
-    counts: dict[tuple[int, int, int], tuple[int, int]] = {}
+    counts: Counter[tuple[int, int, int]] = Counter()
+    missing: Counter[tuple[int, int, int]] = Counter()
     reach: dict[tuple[int, int, int], int] = {}
     for finding in findings:
         key = (finding.partition, finding.side, finding.start // width * width)
         if finding.kind == "bucket":
-            count, missing = counts.get(key, (0, 0))
-            counts[key] = (count + finding.number, missing + finding.extra)
+            counts[key] += finding.number
+            missing[key] += finding.extra
         elif finding.kind == "reach":
             reach[key] = max(finding.number, reach.get(key, 0))
-    return [Slice(*key, count, missing, reach.get(key)) for key, (count, missing) in sorted(counts.items())], width
+    return [Slice(*key, count, missing[key], reach.get(key)) for key, count in sorted(counts.items())], width

@@ -10,18 +10,9 @@ import pyarrow as pa
 from chronik.pipeline.audit.blocks import NO_CHECKSUM, NO_TIME, Rows
 from chronik.pipeline.audit.checksum import checksums
 
+_NUMBERS = dict.fromkeys(("start", "stop", "seq", "time_ms", "checksum"), pa.int64())
 ROW_SCHEMA = pa.schema(
-    [
-        pa.field("partition", pa.int32()),
-        pa.field("block", pa.int64()),
-        pa.field("side", pa.int8()),
-        pa.field("start", pa.int64()),
-        pa.field("stop", pa.int64()),
-        pa.field("seq", pa.int64()),
-        pa.field("time_ms", pa.int64()),
-        pa.field("checksum", pa.int64()),
-        pa.field("flags", pa.int8()),
-    ]
+    {"partition": pa.int32(), "block": pa.int64(), "side": pa.int8(), **_NUMBERS, "flags": pa.int8()}
 )
 KEYED_SCHEMA = ROW_SCHEMA.append(pa.field("key", pa.binary()))
 
@@ -88,5 +79,4 @@ def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array,
 
 
 def rows_of(table: Any) -> Rows:
-    """Return the columns as `blocks.Block` expects them."""
     return Rows(*(table.column(name).to_numpy() for name in Rows._fields))

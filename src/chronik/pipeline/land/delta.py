@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
@@ -64,13 +64,9 @@ class LandingTable:
         """Open the table, or create it. Raises PipelineError if the existing table cannot hold this topic."""
         try:
             if not DeltaTable.is_deltatable(uri):
+                marks = {TOPIC: topic, TOPIC_ID: topic_id}
                 DeltaTable.create(
-                    uri,
-                    schema,
-                    mode="ignore",
-                    partition_by=[DATE],
-                    configuration={TOPIC: topic, TOPIC_ID: topic_id},
-                    raise_if_key_not_exists=False,
+                    uri, schema, mode="ignore", partition_by=[DATE], configuration=marks, raise_if_key_not_exists=False
                 )
             table = DeltaTable(uri)
         except (DeltaError, OSError) as error:
@@ -105,8 +101,7 @@ class LandingTable:
             Transaction(f"chronik:batch:{query}", batch),
             *(Transaction(f"chronik:offset:{partition}", end) for partition, end in sorted(ends.items())),
         ]
-        offsets = {str(partition): span for partition, span in sorted(spans.items())}
-        info = {"query": query, "batch": batch, "offsets": offsets}
+        info = {"query": query, "batch": batch, "offsets": {str(part): span for part, span in sorted(spans.items())}}
         try:
             self._table.create_write_transaction(
                 [AddAction(file.path, file.size_bytes, {DATE: file.date}, 0, True, file.stats) for file in files],
@@ -118,10 +113,8 @@ class LandingTable:
         except CommitFailedError as error:
             raise Conflict(str(error)) from None
         except (DeltaError, OSError) as error:
-            raise PipelineError(
-                f"cannot commit to the table {self.uri}: {error}; nothing of the batch is in it, so fix that and "
-                "start again"
-            ) from None
+            remedy = "nothing of the batch is in it, so fix that and start again"
+            raise PipelineError(f"cannot commit to the table {self.uri}: {error}; {remedy}") from None
         self.refresh()
 
     def compact(self) -> None:
@@ -175,9 +168,8 @@ class BatchLander:
                 return self._commit(query, batch, files)
             except Conflict as conflict:
                 reason = str(conflict)
-        raise PipelineError(
-            f"another job commits to the table {self._rows.uri} at the same time ({reason}): stop one of them"
-        )
+        fault = f"another job commits to the table {self._rows.uri} at the same time"
+        raise PipelineError(f"{fault} ({reason}): stop one of them")
 
     def compact(self) -> None:
         for table in self._tables:
@@ -213,15 +205,13 @@ class BatchLander:
 
     def _remove(self, files: Sequence[NewFile]) -> None:
         """Remove files that were in no commit attempt. A failed attempt may still have added its files to the table."""
+        uris = {name: table.uri for name, table in zip((ROWS, DEAD_LETTERS), self._tables, strict=False)}
         for file in files:
-            table = self._rows if file.table == ROWS else self._dead_letters
-            assert table is not None
-            remove_files(table.uri, file.path.rpartition("/")[2])
+            remove_files(uris[file.table], file.path.rpartition("/")[2])
 
     def _commit(self, query: str, batch: int, files: Sequence[NewFile]) -> LandedBatch:
         known = self._landed_at == self._versions
-        rows = [file for file in files if file.table == ROWS]
-        dead = [file for file in files if file.table == DEAD_LETTERS]
+        rows, dead = ([file for file in files if file.table == table] for table in (ROWS, DEAD_LETTERS))
         if dead:
             assert self._dead_letters is not None
             self._dead_letters.commit(query, batch, dead)
@@ -253,27 +243,11 @@ def _check(uri: str, table: DeltaTable, schema: Any, topic: str, topic_id: str) 
             f"topic {topic} was deleted and recreated since the table {uri} was created: its offsets would be there "
             "twice; choose another --to and --checkpoint"
         )
-    existing = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
-    required = {column.name: column.type for column in schema}
-    names = existing.keys() | required.keys()
-    differ = sorted(name for name in names if not _same(existing.get(name), required.get(name)))
+    existing = {column.name: column.type for column in table.schema().fields}
+    required = {column.name: column.type for column in Schema.from_arrow(schema).fields}
+    differ = sorted(name for name in existing | required if existing.get(name) != required.get(name))
     if differ:
         raise PipelineError(
             f"the table {uri} was created with another --schema (they differ in {', '.join(differ)}): "
             "choose another --to and --checkpoint"
         )
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Compare types but ignore the names of a list's inner field, which differ between Delta and Arrow."""
-    if one is None or other is None:
-        return one is other
-    if pa.types.is_nested(one) and type(one) is type(other):
-        if pa.types.is_struct(one):
-            return [f.name for f in one] == [f.name for f in other] and all(
-                _same(mine.type, yours.type) for mine, yours in zip(one, other, strict=True)
-            )
-        if pa.types.is_map(one):
-            return _same(one.key_type, other.key_type) and _same(one.item_type, other.item_type)
-        return _same(one.value_type, other.value_type)
-    return bool(one == other)

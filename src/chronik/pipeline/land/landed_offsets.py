@@ -88,10 +88,8 @@ def widened(spans: Mapping[int, tuple[int, int]], more: Iterable[tuple[int, int,
 
 
 def _numbers(batch: Any) -> tuple[npt.NDArray[np.int32], Offsets]:
-    return (
-        batch.column("partition").to_numpy(zero_copy_only=False),
-        batch.column("offset").to_numpy(zero_copy_only=False),
-    )
+    partitions, offsets = batch.column("partition"), batch.column("offset")
+    return partitions.to_numpy(zero_copy_only=False), offsets.to_numpy(zero_copy_only=False)
 
 
 def _ranges(offsets: Offsets) -> tuple[Offsets, Offsets]:

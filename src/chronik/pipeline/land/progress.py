@@ -42,9 +42,7 @@ class ProgressAccount:
             for (topic, partition), end in sorted(ends.items())
         }
         arriving = self._arriving(_seconds(progress.get("timestamp")), sum((latest or ends).values()))
-        pace = _pace(progress)
-        if pace is None:
-            pace = self.figures.rows_per_s if self.figures else 0.0
+        pace = _pace(progress) or (self.figures.rows_per_s if self.figures else 0.0)
         waiting = sum(lag.values())
         ahead = pace - arriving
         catch_up_s = 0.0 if not waiting else waiting / ahead if ahead > 0 else None

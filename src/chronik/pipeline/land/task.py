@@ -24,9 +24,8 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land.json_columns import JsonColumns
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
-from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, dead_letter_schema, table_schema
+from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
 from chronik.pipeline.source.ranges import from_rows
 from chronik.pipeline.source.reading import ReadSettings, read_range
 
@@ -88,12 +87,10 @@ class WriteTask:
                 fresh = self.landed.without(fresh)
             if not fresh.num_rows:
                 continue
-            if parser is None:
-                rows.add(fresh)
-            else:
-                good, bad = parser.split(fresh)
-                rows.add(good)
+            if parser is not None:
+                fresh, bad = parser.split(fresh)
                 dead_letters.add(bad)
+            rows.add(fresh)
         return rows.finish() + dead_letters.finish()
 
     def _records(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -103,10 +100,6 @@ class WriteTask:
             else:
                 for requested, topic_id in from_rows(batch):
                     yield from read_range(requested, topic_id, self.reading)
-
-
-def read_reports(lines: list[str]) -> list[NewFile]:
-    return [msgspec.json.decode(line, type=NewFile) for line in lines]
 
 
 class FileSet:
@@ -128,7 +121,7 @@ class FileSet:
         dates = pc.cast(rows.column("timestamp"), pa.date32())
         different = pc.unique(dates).to_pylist()
         for date in different:
-            part = rows if len(different) == 1 else rows.filter(_are(dates, date))
+            part = rows if len(different) == 1 else rows.filter(pc.is_in(dates, pa.array([date], pa.date32())))
             file = self._file(None if date is None else date.isoformat())
             file.add(part)
             if file.size_bytes >= FILE_BYTES_MAX:
@@ -194,9 +187,7 @@ class _OpenFile:
             "maxValues": {name: _stat(value, 1) for name, value in self._high.items()},
             "nullCount": self._nulls,
         }
-        return NewFile(
-            self._table, self._path, size_bytes, self.date, self._rows, json.dumps(stats), dict(self._offsets)
-        )
+        return NewFile(self._table, self._path, size_bytes, self.date, self._rows, json.dumps(stats), self._offsets)
 
     def _write(self) -> None:
         if not self._waiting:
@@ -221,16 +212,10 @@ class _OpenFile:
 
 def parquet_settings(schema: Any) -> dict[str, Any]:
     """Use dictionaries only where values may repeat. For payloads, Parquet would build one and then abandon it."""
-    repeating = [
-        column.name
-        for column in schema
-        if column.name not in ("value", *RISING) and not pa.types.is_nested(column.type)
-    ]
-    return {
-        "compression": "zstd",
-        "use_dictionary": repeating,
-        "column_encoding": dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
-    }
+    flat = [column.name for column in schema if not pa.types.is_nested(column.type)]
+    repeating = [name for name in flat if name not in ("value", *RISING)]
+    encodings = dict.fromkeys(RISING, "DELTA_BINARY_PACKED")
+    return {"compression": "zstd", "use_dictionary": repeating, "column_encoding": encodings}
 
 
 def remove_files(uri: str, prefix: str) -> None:
@@ -255,10 +240,6 @@ def _stat(value: Any, up_ms: int) -> Any:
     return value
 
 
-def _are(dates: Any, date: Any) -> Any:
-    return pc.is_null(dates) if date is None else pc.fill_null(pc.equal(dates, pa.scalar(date)), False)
-
-
 def _filesystem(uri: str) -> tuple[Any, str]:
     if "://" not in uri:
         return fs.LocalFileSystem(), uri.rstrip("/")
@@ -276,6 +257,5 @@ def _write_errors(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise PipelineError(
-            f"cannot write {path}: {reason}; make room or choose another --to, then start again"
-        ) from None
+        remedy = "make room or choose another --to, then start again"
+        raise PipelineError(f"cannot write {path}: {reason}; {remedy}") from None

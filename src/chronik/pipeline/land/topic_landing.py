@@ -11,12 +11,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from chronik.pipeline.errors import PipelineError, failure_line
 from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable
 from chronik.pipeline.land.landed_offsets import LandedOffsets
 from chronik.pipeline.land.progress import Figures, ProgressAccount, offsets_of
 from chronik.pipeline.land.schema import dead_letter_schema, table_schema
-from chronik.pipeline.land.task import REPORT_SCHEMA, WriteTask, read_reports, remove_files
+from chronik.pipeline.land.task import REPORT_SCHEMA, NewFile, WriteTask, remove_files
 from chronik.pipeline.source.blocking import BlockingCluster, topic_id
 from chronik.pipeline.source.reading import ReadSettings
 
@@ -82,11 +84,10 @@ class TopicLanding:
         self._fields = fields
         self.table = settings.table(topic)
         self._dead_letters_table = settings.table(dead_letters_name(topic))
-        rows = LandingTable.open(self.table, table_schema(fields), topic, topic_id)
-        dead_letters = None
+        tables = [LandingTable.open(self.table, table_schema(fields), topic, topic_id)]
         if fields is not None:
-            dead_letters = LandingTable.open(self._dead_letters_table, dead_letter_schema(), topic, topic_id)
-        self._lander = BatchLander(rows, dead_letters)
+            tables.append(LandingTable.open(self._dead_letters_table, dead_letter_schema(), topic, topic_id))
+        self._lander = BatchLander(*tables)
         self._query: Any = None
         self._query_id: Future[str] = Future()
         self._attempts = 0
@@ -158,7 +159,7 @@ class TopicLanding:
                 for uri in uris:
                     remove_files(uri, name)  # they would fill up a full disk
                 raise _one_line(self.topic, error) from None
-            return read_reports([report.file for report in reports])
+            return [msgspec.json.decode(report.file, type=NewFile) for report in reports]
 
         landed: LandedBatch = self._lander.land(self._query_id.result(START_TIMEOUT_S), batch, write)
         self.rows += landed.rows
@@ -187,8 +188,7 @@ def _one_line(topic: str, error: Exception) -> PipelineError:
         return PipelineError(line)
     text = str(error)
     if "No space left on device" in text:
-        return PipelineError(
-            f"landing {topic} stopped: no space left on device; free some space and start again, nothing is lost"
-        )
+        remedy = "free some space and start again, nothing is lost"
+        return PipelineError(f"landing {topic} stopped: no space left on device; {remedy}")
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return PipelineError(f"landing {topic} stopped: {first[:300]}")

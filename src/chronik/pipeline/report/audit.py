@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
+from itertools import accumulate
 
 from chronik.pipeline.audit.blocks import DELIVERED, LANDED, READABLE, SIDES
 from chronik.pipeline.audit.result import AuditResult, PartitionResult
@@ -33,7 +34,7 @@ def audit_html(result: AuditResult, made: str) -> str:
     expected = result.expected / max(1, len(result.partitions))
     labels = [f"partition {partition.partition}" for partition in result.partitions]
     counts = [
-        Series(SIDES[side], [partition.counts.get(side, 0) for partition in result.partitions], SIDE_COLOURS[side])
+        Series(SIDES[side], [partition.counts[side] for partition in result.partitions], SIDE_COLOURS[side])
         for side in result.given
     ]
     sections = [
@@ -76,15 +77,15 @@ _CLASSES = {
 
 
 def _breakdown(result: AuditResult) -> str:
-    columns = ("partition", *(SIDES[side] for side in result.given), "percent", "deviation", "offsets", "gaps")
-    more = ("duplicates", "out of order", "mismatches", "expired")
+    sides = [SIDES[side] for side in result.given]
+    faults = ("gaps", "duplicates", "out_of_order", "mismatches", "expired")
     rows = []
     for row in result.to_json()["partitions"]:
         offsets = "–" if row["first_offset"] is None else f"{row['first_offset']:,}-{row['last_offset']:,}"
-        shares = (row["percent"], f"{row['deviation']:+,}", offsets, row["gaps"])
-        faults = (row["duplicates"], row["out_of_order"], row["mismatches"], row["expired"])
-        rows.append((row["partition"], *(row[SIDES[side]] for side in result.given), *shares, *faults))
-    return table((*columns, *more), rows)
+        counts = [row[name] for name in ("partition", *sides, "percent")]
+        rows.append((*counts, f"{row['deviation']:+,}", offsets, *(row[name] for name in faults)))
+    columns = ("partition", *sides, "percent", "deviation", "offsets", *faults)
+    return table([name.replace("_", " ") for name in columns], rows)
 
 
 def _strip(partition: PartitionResult) -> tuple[str, float, float, list[Mark]]:
@@ -129,20 +130,13 @@ def _lag(result: AuditResult) -> str:
     times = sorted({part.start_ms for part in result.slices})
     for side in (READABLE, DELIVERED, LANDED):
         if side in result.given:
-            behind, values = 0, []
             missing = dict.fromkeys(times, 0)
             for part in result.slices:
                 missing[part.start_ms] += part.missing if part.side == side else 0
-            for time in times:
-                behind += missing[time]
-                values.append(behind)
-            lines.append(Series(SIDES[side], values, SIDE_COLOURS[side], times))
-    columns = ("partition", *(SIDES[side] for side in (DELIVERED, LANDED) if side in result.given))
-    rows = [
-        (partition.partition, *(partition.lag(side) for side in (DELIVERED, LANDED) if side in result.given))
-        for partition in result.partitions
-    ]
-    behind_end = table(columns, rows) if len(columns) > 1 else ""
+            lines.append(Series(SIDES[side], list(accumulate(missing.values())), SIDE_COLOURS[side], times))
+    lagging = [side for side in (DELIVERED, LANDED) if side in result.given]
+    rows = [(partition.partition, *map(partition.lag, lagging)) for partition in result.partitions]
+    behind_end = table(("partition", *(SIDES[side] for side in lagging)), rows) if lagging else ""
     return line_chart(lines) + (f"<p>At the log's end, not reached yet:</p>{behind_end}" if behind_end else "")
 
 

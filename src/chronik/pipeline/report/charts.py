@@ -29,8 +29,6 @@ class Series(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A highlighted range and its description."""
-
     start: float
     stop: float
     text: str
@@ -69,9 +67,8 @@ def line_chart(series: Sequence[Series], marks: Iterable[Mark] = ()) -> str:
     marked = list(marks)
     begin, end = min(times), max([*times, *(mark.stop for mark in marked)])
     end = end if end > begin else begin + 1000
-    steps = ticks(
-        min(0, *(value for one in series for value in one.values)), max(1, *(v for s in series for v in s.values))
-    )
+    values = [value for one in series for value in one.values]
+    steps = ticks(min(0, *values), max(1, *values))
     across = Axis(begin, end, LEFT, WIDTH - RIGHT)
     up = Axis(steps[0], steps[-1], CHART_HEIGHT - BOTTOM, TOP)
     shapes = _grid(steps, up)
@@ -142,7 +139,6 @@ def _grid(steps: Sequence[float], up: Axis) -> list[str]:
 
 
 def _scale(begin: float, end: float, across: Axis, height: int, *, as_times: bool) -> list[str]:
-    """Label the horizontal axis at the bottom."""
     shapes = []
     for part in range(TICKS):
         value = begin + (end - begin) * part / (TICKS - 1)

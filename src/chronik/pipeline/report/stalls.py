@@ -41,8 +41,7 @@ def stalls_html(result: TraceResult, made: str) -> str:
     for one in result.traced:
         marks = [
             Mark(stall.from_ms, stall.until_ms or last_ms, stall_line(stall), _CLASSES[stall.cause])
-            for stall in result.stalls
-            if (stall.topic, stall.partition) == (one.topic, one.partition)
+            for stall in result.stalls_in(one)
         ]
         rows.append((f"{one.topic}-{one.partition}"[-14:], one.first_ms, max(one.last_ms, one.first_ms + 1), marks))
     columns = ("from (UTC)", "topic", "partition", "seconds", "cause", "why", "unread", "client")

@@ -15,7 +15,7 @@ from chronik.client.endpoint import EndpointError, parse_bootstrap
 from chronik.client.errors import ClientError
 from chronik.client.groups import Groups
 from chronik.client.layout import TopicLayout
-from chronik.client.topics import CONSUMER_READER, Topics
+from chronik.client.topics import Topics
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.ranges import Partition
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -98,9 +98,7 @@ class BlockingCluster:
         offsets: dict[Partition, int] = {}
         topics, level = Topics(self.cluster), int(committed_only)
         for topic, numbers in by_topic.items():
-            listed = self.run(
-                topics.offsets(topic, timestamp_ms, numbers, reader=CONSUMER_READER, isolation_level=level)
-            )
+            listed = self.run(topics.offsets(topic, timestamp_ms, numbers, isolation_level=level))
             offsets |= {(topic, partition): answer.offset for partition, answer in listed.items()}
         return offsets
 

@@ -20,16 +20,16 @@ TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
 
 def arrow_schema(with_headers: bool) -> Any:
     """Return exactly the schema that Spark writes in Arrow, because Spark rejects a batch with a different one."""
-    fields = [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("timestampType", pa.int32()),
-    ]
-    return pa.schema([*fields, pa.field("headers", HEADERS)] if with_headers else fields)
+    types = {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestampType": pa.int32(),
+    }
+    return pa.schema(types | {"headers": HEADERS} if with_headers else types)
 
 
 class Chunk(Protocol):

@@ -19,13 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from chronik.pipeline.source.columns import (
-    HEADER_FIELDS,
-    HEADERS,
-    TIMESTAMP_MS_MAX,
-    arrow_schema,
-    decode_header_name,
-)
+from chronik.pipeline.source.columns import HEADER_FIELDS, HEADERS, TIMESTAMP_MS_MAX, arrow_schema, decode_header_name
 from chronik.pipeline.source.ranges import RecordRange
 from chronik.wire.batch import BatchHeader
 from chronik.wire.compression import Buffer
@@ -35,10 +29,8 @@ HEADERS_PER_ROW = 4
 """Capacity for headers in a chunk. A record with more headers than a whole chunk holds gets its own chunk."""
 
 # The status that `_decode_batch` returns.
-DONE = 0
-"""All records of the batch are in the buffers."""
-FULL = 1
-"""The next record does not fit."""
+DONE, FULL = 0, 1
+"""All records of the batch are in the buffers, or the next record does not fit."""
 CORRUPT = {
     -1: "record longer than its batch",
     -2: "number longer than its record, or than 64 bits",
@@ -52,22 +44,11 @@ CORRUPT = {
 }
 
 
-class State(NamedTuple):
-    """Indexes into the state array: the position in the batch, and how much is filled."""
+AT, RECORDS_LEFT, ROWS, KEY_BYTES, VALUE_BYTES, HEADER_COUNT, NAME_BYTES, CONTENT_BYTES, ODD_NAMES = range(9)
+"""Indexes into the state array: the position in the batch, how much is filled, and header names that are not ASCII.
 
-    at: int = 0
-    records_left: int = 1
-    rows: int = 2
-    key_bytes: int = 3
-    value_bytes: int = 4
-    headers: int = 5
-    header_name_bytes: int = 6
-    header_value_bytes: int = 7
-    odd_names: int = 8
-    """Header names with non-ASCII bytes. They may not be valid UTF-8."""
-
-
-STATE = State()
+Such names may not be valid UTF-8.
+"""
 
 
 class BytesColumn(NamedTuple):
@@ -107,20 +88,20 @@ class NumbaChunk:
         self._schema = arrow_schema(with_headers)
         self._topics = pa.array([requested.topic] * rows_max, pa.string())
         self._partitions = pa.array(np.full(rows_max, requested.partition, np.int32))
-        self._state = np.zeros(len(STATE), np.int64)
+        self._state = np.zeros(ODD_NAMES + 1, np.int64)
         self._buffers = self._allocate(bytes_max)
         self._header: BatchHeader | None = None
         self._payload = np.empty(0, np.uint8)
 
     @property
     def rows(self) -> int:
-        return int(self._state[STATE.rows])
+        return int(self._state[ROWS])
 
     def begin(self, header: BatchHeader, payload: Buffer) -> None:
         self._header = header
         self._payload = np.frombuffer(payload, np.uint8)
-        self._state[STATE.at] = 0
-        self._state[STATE.records_left] = header.record_count
+        self._state[AT] = 0
+        self._state[RECORDS_LEFT] = header.record_count
 
     def decode_batch(self) -> bool:
         header = self._header
@@ -165,9 +146,9 @@ class NumbaChunk:
         return batch
 
     def _headers_column(self, rows: int) -> Any:
-        buffers, count = self._buffers, int(self._state[STATE.headers])
+        buffers, count = self._buffers, int(self._state[HEADER_COUNT])
         names = _bytes_array(pa.string(), count, buffers.header_names, has_nulls=False)
-        if self._state[STATE.odd_names]:
+        if self._state[ODD_NAMES]:
             names = _replace_invalid(names)
         contents = _bytes_array(pa.binary(), count, buffers.header_values)
         pairs = pa.StructArray.from_arrays([names, contents], fields=HEADER_FIELDS)
@@ -175,7 +156,7 @@ class NumbaChunk:
 
     def _allocate(self, bytes_max: int) -> Buffers:
         """Allocate buffers. Only bitmaps and each first end are zeroed, because untouched memory costs nothing."""
-        self._state[STATE.rows :] = 0
+        self._state[ROWS:] = 0
         rows, headers = self._rows_max, 0
         if self._with_headers:
             headers = max(self._rows_max * HEADERS_PER_ROW, bytes_max // 2 if bytes_max > self._bytes_max else 0)

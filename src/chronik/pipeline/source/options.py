@@ -79,8 +79,9 @@ class SourceOptions:
             raise PipelineError("option kafka.bootstrap.servers is missing: give HOST:PORT[,...]")
         topics, pattern, assigned = _what_to_read(options)
         level = _one_of(options, "kafka.isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
-        if streaming:
-            _refuse_in_streams(options)
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if streaming and name.lower() in options:
+                raise PipelineError(f"option {name} is for batch reads: a stream has no end")
         return cls(
             bootstrap=bootstrap,
             topics=topics,
@@ -123,21 +124,13 @@ def _what_to_read(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | No
         except re.error as error:
             raise PipelineError(f"option subscribePattern is not a regular expression: {error}") from None
         return (), value, None
-    named = _parse_json("assign", value)
-    assigned = frozenset(
-        (topic, _whole("assign", partition)) for topic, partitions in named.items() for partition in partitions
-    )
+    named = _parse_json("assign", value).items()
+    assigned = frozenset((topic, _whole("assign", number)) for topic, numbers in named for number in numbers)
     return tuple(dict.fromkeys(topic for topic, _ in sorted(assigned))), None, assigned
 
 
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _refuse_in_streams(options: Mapping[str, str]) -> None:
-    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-        if name.lower() in options:
-            raise PipelineError(f"option {name} is for batch reads: a stream has no end")
 
 
 def _starting(options: Mapping[str, str], streaming: bool) -> Edge:

@@ -24,8 +24,6 @@ from chronik.pipeline.source.blocking import BlockingCluster, topic_id
 from chronik.pipeline.source.options import Edge, SourceOptions
 from chronik.pipeline.source.ranges import Partition, RecordRange, split
 
-Warn = Callable[[str], None]
-
 VERSION = 1
 
 
@@ -55,25 +53,19 @@ class Position:
                     f"the checkpoint was written by another version of chronik (format {written['version']}): "
                     "start with a new checkpoint folder"
                 )
-            topics = written["topics"]
-            return cls(
-                {
-                    (topic, int(partition)): int(offset)
-                    for topic, entry in topics.items()
-                    for partition, offset in entry["offsets"].items()
-                },
-                {topic: str(entry["id"]) for topic, entry in topics.items()},
-            )
+            topics = written["topics"].items()
+            named = [(topic, number, offset) for topic, entry in topics for number, offset in entry["offsets"].items()]
+            offsets = {(topic, int(number)): int(offset) for topic, number, offset in named}
+            return cls(offsets, {topic: str(entry["id"]) for topic, entry in topics})
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise PipelineError(
-                "the checkpoint was not written by this source: start with a new checkpoint folder"
-            ) from None
+            fault = "the checkpoint was not written by this source"
+            raise PipelineError(f"{fault}: start with a new checkpoint folder") from None
 
 
 class Planner:
     """Resolves one source's options against its cluster, anew on each call. Used by one thread."""
 
-    def __init__(self, options: SourceOptions, cluster: BlockingCluster, warn: Warn) -> None:
+    def __init__(self, options: SourceOptions, cluster: BlockingCluster, warn: Callable[[str], None]) -> None:
         self._options = options
         self._cluster = cluster
         self._warn = warn
@@ -81,11 +73,10 @@ class Planner:
     # Positions.
 
     def start(self) -> Position:
-        """Return the position at which the options start reading."""
         return self._position(self._options.starting, "starting")
 
     def end(self) -> Position:
-        """Return the position at which the options end a batch read."""
+        """Return where a batch read ends."""
         return self._position(self._options.ending, "ending")
 
     def latest(self) -> Position:
@@ -160,11 +151,8 @@ class Planner:
         options = self._options
         if options.pattern is not None:
             pattern = re.compile(options.pattern)
-            topics = {
-                name: topic
-                for name, topic in self._cluster.topics(None).items()
-                if pattern.fullmatch(name) and not topic.is_internal
-            }
+            every = self._cluster.topics(None).items()
+            topics = {name: topic for name, topic in every if pattern.fullmatch(name) and not topic.is_internal}
             if not topics:
                 raise PipelineError(f"no topic at {options.bootstrap} matches the pattern {options.pattern}")
             return topics
@@ -179,12 +167,9 @@ class Planner:
 
     def _position(self, edge: Edge, side: str) -> Position:
         topics = self._topics()
-        partitions = [
-            (name, partition.partition)
-            for name, topic in sorted(topics.items())
-            for partition in topic.partitions
-            if self._options.assigned is None or (name, partition.partition) in self._options.assigned
-        ]
+        found = [(name, each.partition) for name, topic in sorted(topics.items()) for each in topic.partitions]
+        assigned = self._options.assigned
+        partitions = [partition for partition in found if assigned is None or partition in assigned]
         ids = {name: topic_id(topic) for name, topic in topics.items()}
         return Position(self._resolve(edge, side, partitions), ids)
 
@@ -230,11 +215,8 @@ def _name(partition: Partition) -> str:
 
 
 def _recreated(start: Position, latest: Position) -> list[str]:
-    return [
-        topic
-        for topic, topic_id in sorted(start.ids.items())
-        if topic_id and latest.ids.get(topic) and latest.ids[topic] != topic_id
-    ]
+    known = [(topic, before, latest.ids.get(topic)) for topic, before in sorted(start.ids.items())]
+    return [topic for topic, before, after in known if before and after and before != after]
 
 
 def limited(start: Mapping[Partition, int], end: Mapping[Partition, int], rows_max: int) -> dict[Partition, int]:

@@ -15,15 +15,8 @@ import pyarrow as pa
 
 Partition = tuple[str, int]
 
-RANGES_SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("start", pa.int64()),
-        ("stop", pa.int64()),
-        ("topicId", pa.string()),
-    ]
-)
+_RANGE = {"topic": pa.string(), "partition": pa.int32(), "start": pa.int64(), "stop": pa.int64()}
+RANGES_SCHEMA = pa.schema(_RANGE | {"topicId": pa.string()})
 
 
 class RecordRange(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from chronik.client.batches import fetch_partition
 from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
@@ -20,19 +21,9 @@ from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.decoder import ROWS_MAX, ArrowDecoder, next_offset_after
 from chronik.pipeline.source.ranges import RecordRange
-from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
-from chronik.wire.fetch import (
-    FetchPartition,
-    FetchPartitionResponse,
-    FetchRequest,
-    FetchTopic,
-    read_fetch_response,
-    write_fetch_request,
-)
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.fetch import FetchPartitionResponse, FetchRequest
 
-BY_NAME_AT_MOST = 12
-"""The last version of Fetch that uses topic names instead of topic ids."""
 FETCH_BYTES_MAX = 4 * 1024 * 1024
 FETCH_WAIT_MS = 500
 FETCH_TIMEOUT_S = 15.0
@@ -128,11 +119,14 @@ class PartitionFetches:
                 )
 
     async def _attempt(self, offset: int, within: Deadline) -> FetchPartitionResponse:
-        connection = self._leader if self._leader is not None and not self._leader.is_closed else None
-        if connection is None:
-            connection = self._leader = await self._find_leader(within)
+        if self._leader is None or self._leader.is_closed:
+            self._leader = await self._find_leader(within)
+        request = FetchRequest(
+            max_wait_ms=FETCH_WAIT_MS, min_bytes=1, max_bytes=FETCH_BYTES_MAX, isolation_level=self._isolation_level
+        )
+        topic, partition = self._requested.topic, self._requested.partition
         try:
-            response = await self._request(connection, offset)
+            response = await fetch_partition(self._leader, request, topic, partition, offset, FETCH_TIMEOUT_S)
         except (KafkaError, ClientError):
             self._leader = None
             raise
@@ -143,43 +137,12 @@ class PartitionFetches:
             raise KafkaError(ErrorCode(response.error_code), f"fetch of {self._name} at {offset}")
         return response
 
-    async def _request(self, connection: Connection, offset: int) -> FetchPartitionResponse:
-        version = connection.version(ApiKey.FETCH, BY_NAME_AT_MOST)
-        partition = FetchPartition(
-            self._requested.partition,
-            current_leader_epoch=-1,
-            fetch_offset=offset,
-            last_fetched_epoch=-1,
-            log_start_offset=-1,
-            max_bytes=FETCH_BYTES_MAX,
-        )
-        request = FetchRequest(
-            max_wait_ms=FETCH_WAIT_MS,
-            min_bytes=1,
-            max_bytes=FETCH_BYTES_MAX,
-            isolation_level=self._isolation_level,
-            topics=[FetchTopic(self._requested.topic, None, [partition])],
-        )
-        body = write_fetch_request(version, request)
-        answer = await connection.request(ApiKey.FETCH, version, body, timeout_s=FETCH_TIMEOUT_S)
-        try:
-            response = read_fetch_response(version, answer)
-        except MalformedRequest as error:
-            raise KafkaError(ErrorCode.unknown_server_error, f"{connection.name}: {error}") from None
-        if response.error_code:
-            raise KafkaError(ErrorCode(response.error_code), f"fetch of {self._name} at {offset}")
-        if len(response.topics) != 1 or len(response.topics[0][2]) != 1:
-            raise KafkaError(ErrorCode.unknown_server_error, f"the response of {connection.name} lacks {self._name}")
-        return response.topics[0][2][0]
-
     async def _find_leader(self, within: Deadline) -> Connection:
         cluster = self._cluster.cluster
         topic = await cluster.topic(self._requested.topic, deadline=within)
         if self._topic_id and topic.id is not None and str(topic.id) != self._topic_id:
-            raise PipelineError(
-                f"topic {self._requested.topic} was deleted and recreated while it was read: "
-                "start with a new checkpoint folder"
-            )
+            fault = f"topic {self._requested.topic} was deleted and recreated while it was read"
+            raise PipelineError(f"{fault}: start with a new checkpoint folder")
         leaders = await cluster.leaders(self._requested.topic, frozenset({self._requested.partition}), deadline=within)
         if self._requested.partition not in leaders:
             raise PipelineError(f"{self._name} is gone: was the topic deleted and recreated with fewer partitions?")
@@ -189,7 +152,6 @@ class PartitionFetches:
         topic, partition = self._requested.topic, self._requested.partition
         start = (await Topics(self._cluster.cluster).offsets(topic, EARLIEST, [partition]))[partition]
         if start.offset > offset:
-            return LogShortened(
-                f"{self._name}: offsets {offset} to {start.offset - 1} are no longer in the log", start.offset
-            )
+            gap = f"offsets {offset} to {start.offset - 1} are no longer in the log"
+            return LogShortened(f"{self._name}: {gap}", start.offset)
         return LogShortened(f"{self._name}: the log ends before offset {offset}, which existed earlier", None)

@@ -23,7 +23,7 @@ from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.columns import arrow_schema
 from chronik.pipeline.source.options import SourceOptions
 from chronik.pipeline.source.planner import Planner, Position
-from chronik.pipeline.source.ranges import RANGES_SCHEMA, RecordRange, to_row
+from chronik.pipeline.source.ranges import RANGES_SCHEMA, to_row
 from chronik.pipeline.source.reading import ReadSettings, read_range
 
 logger = logging.getLogger(__name__)
@@ -53,27 +53,19 @@ class ChronikSource(DataSource):
 
     def _given_flag(self, name: str) -> bool:
         """Read a flag before the options are parsed: Spark needs the schema before it chooses batch or streaming."""
-        return any(
-            key.lower() == name.lower() and value.strip().lower() == "true" for key, value in self._given.items()
-        )
-
-
-class RangePartition(InputPartition):
-    """One task."""
-
-    def __init__(self, requested: RecordRange, topic_id: str) -> None:
-        super().__init__((requested, topic_id))
-        self.requested = requested
-        self.topic_id = topic_id
+        given = {key.lower(): value.strip().lower() for key, value in self._given.items()}
+        return given.get(name.lower()) == "true"
 
 
 def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
-    if not isinstance(partition, RangePartition):
-        return iter(())  # Spark passes something else if a batch read has nothing to read
+    """Read one task of `Planner.ranges`."""
+    if partition.value is None:
+        return iter(())  # Spark passes this if a batch read has nothing to read
+    requested, topic_id = partition.value
     if options.ranges_only:
-        return iter((to_row(partition.requested, partition.topic_id),))
+        return iter((to_row(requested, topic_id),))
     settings = ReadSettings(options.bootstrap, options.with_headers, options.committed_only, options.fail_on_data_loss)
-    return read_range(partition.requested, partition.topic_id, settings)
+    return read_range(requested, topic_id, settings)
 
 
 class BatchReader(DataSourceReader):
@@ -85,7 +77,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with BlockingCluster(self._options.bootstrap) as cluster:
             planner = Planner(self._options, cluster, logger.warning)
-            return [RangePartition(*task) for task in planner.ranges(planner.start(), planner.end())]
+            return [InputPartition(task) for task in planner.ranges(planner.start(), planner.end())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(partition, self._options)
@@ -107,8 +99,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __setstate__(self, options: SourceOptions) -> None:
         StreamReader.__init__(self, options)
 
-    # Offsets.
-
     def initialOffset(self) -> dict[str, Any]:
         return self._to_json(self._planner().start())
 
@@ -120,7 +110,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Plan the next micro-batch. Spark calls this when the previous one is done, so `start` can be committed."""
+        """Plan the next micro-batch. Spark calls this when the previous one is done, so `start` can be committed.
+
+        Not in `commit`: Spark omits that call after the last AvailableNow micro-batch.
+        """
         position = Position.from_json(start)
         self._commit(position)
         planner = self._planner()
@@ -132,19 +125,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the latest offset of the last plan. It is only for lag figures, so do not query the cluster again."""
         return None if self._latest is None else self._to_json(self._latest)
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: `latestOffset` commits, because Spark omits this call after the last AvailableNow micro-batch."""
-
     def stop(self) -> None:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 
-    # Reading.
-
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks = self._planner().ranges(Position.from_json(start), Position.from_json(end))
-        return [RangePartition(*task) for task in tasks]
+        return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(partition, self._options)
@@ -186,9 +174,6 @@ class GroupCommitter(StreamingQueryListener):
             with self._lock:
                 if end is not None and self._committed.get(reader) != end and _commit_position(end):
                     self._committed[reader] = end
-
-    def onQueryIdle(self, event: Any) -> None:
-        pass
 
     def onQueryTerminated(self, event: Any) -> None:
         with self._lock:

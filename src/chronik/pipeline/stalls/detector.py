@@ -35,15 +35,10 @@ REJECTIONS_MIN = 2
 EMPTY_MIN = 2
 WATCHERS = ("chronik-doctor",)
 """Clients whose fetches deliver nothing to a consumer."""
-NOT_LEADING = frozenset(
-    {
-        "NOT_LEADER_OR_FOLLOWER",
-        "NOT_LEADER_FOR_PARTITION",
-        "FENCED_LEADER_EPOCH",
-        "UNKNOWN_LEADER_EPOCH",
-        "LEADER_NOT_AVAILABLE",
-    }
-)
+NOT_LEADING = {
+    *("NOT_LEADER_OR_FOLLOWER", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"),
+    *("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"),
+}
 
 
 class Window(msgspec.Struct):
@@ -65,12 +60,10 @@ class Window(msgspec.Struct):
     hang_ms: float = 0.0
     hanging_since_ms: float | None = None
     slowest_ms: float = 0.0
-    slowest_node: int = -1
     idle_ms: float = 0.0
     idle_since_ms: float | None = None
     client: str = ""
     """The client of the last fetch."""
-    seen_until_ms: float = 0.0
 
 
 class Stall(msgspec.Struct, frozen=True):
@@ -88,7 +81,6 @@ class Stall(msgspec.Struct, frozen=True):
 
 class _Fetch(msgspec.Struct):
     offset: int
-    since_ms: float
     data_since_ms: float | None
 
 
@@ -129,7 +121,8 @@ class StallDetector:
         """Yield the window that is open at the end of the traces, of any length: only `judge` knows when they end."""
         if self._window is not None:
             window = self._window
-            window.idle_since_ms = window.idle_since_ms if not self._fetches else None
+            if self._fetches:
+                window.idle_since_ms = None
             waiting = [fetch.data_since_ms for fetch in self._fetches.values() if fetch.data_since_ms is not None]
             window.hanging_since_ms = max(min(waiting), window.since_ms) if waiting else None
             yield self._closed(None)
@@ -143,7 +136,7 @@ class StallDetector:
         self._client = event.client_id or ""
         self._position = event.offset
         data_since = event.time_ms if self._watermark > event.offset else None
-        self._fetches[event.node, event.fetch] = _Fetch(event.offset, event.time_ms, data_since)
+        self._fetches[event.node, event.fetch] = _Fetch(event.offset, data_since)
         if self._window is not None:
             self._window.fetches += 1
             self._window.client = self._client
@@ -161,8 +154,7 @@ class StallDetector:
         elif window is not None and fetch is not None and fetch.data_since_ms is not None:
             took_ms = event.time_ms - max(fetch.data_since_ms, window.since_ms)
             window.hang_ms += took_ms
-            if took_ms > window.slowest_ms:
-                window.slowest_ms, window.slowest_node = took_ms, event.node
+            window.slowest_ms = max(took_ms, window.slowest_ms)
             window.empty_answers += not event.bytes
         if event.bytes and event.error is None:
             # Assume that everything up to the watermark was delivered, until the next fetch shows otherwise.
@@ -200,14 +192,10 @@ class StallDetector:
             # Records are unread only once a consumer has fetched. Before that, there may be no consumer.
             if self._position < 0 or self._log_end <= self._position:
                 return
-            window = self._window = Window(
-                self._topic, self._partition, self._now_ms, self._position, self._log_end, self._watermark
-            )
-            window.client = self._client
+            reached = self._position, self._log_end, self._watermark
+            window = self._window = Window(self._topic, self._partition, self._now_ms, *reached, client=self._client)
             window.idle_since_ms = None if self._fetches else self._now_ms
-        window.log_end, window.high_watermark = self._log_end, self._watermark
-        window.position = self._position
-        window.seen_until_ms = self._now_ms
+        window.position, window.log_end, window.high_watermark = self._position, self._log_end, self._watermark
         if window.watermark_passed_ms is None and self._watermark > self._position:
             window.watermark_passed_ms = self._now_ms
 
@@ -220,10 +208,8 @@ class StallDetector:
         window = self._window
         assert window is not None
         window.until_ms = until_ms
-        window.seen_until_ms = self._now_ms
-        if until_ms is not None and window.idle_since_ms is not None:
-            window.idle_ms += until_ms - window.idle_since_ms
-            window.idle_since_ms = None
+        if until_ms is not None:
+            self._idle_ends()
         self._window = None
         return window
 
@@ -235,28 +221,20 @@ def judge(window: Window, now_ms: float, *, others: int = 0, least_ms: float = L
     if length_ms < least_ms:
         return None
     cause, summary = _cause(window, until_ms, length_ms / 2, others)
-    unread = window.log_end - window.position
-    return Stall(
-        window.topic,
-        window.partition,
-        window.since_ms,
-        window.until_ms,
-        round(length_ms / 1000, 3),
-        cause,
-        summary,
-        {
-            "position": window.position,
-            "high_watermark": window.high_watermark,
-            "log_end_offset": window.log_end,
-            "unread": unread,
-            "client": window.client or None,
-            "fetches": window.fetches,
-            "rejections": window.rejections,
-            "slowest_fetch_ms": round(window.slowest_ms, 1),
-            "idle_s": round(_idle_ms(window, until_ms) / 1000, 1),
-            "fetches_elsewhere": others,
-        },
-    )
+    evidence: dict[str, int | float | str | None] = {
+        "position": window.position,
+        "high_watermark": window.high_watermark,
+        "log_end_offset": window.log_end,
+        "unread": window.log_end - window.position,
+        "client": window.client or None,
+        "fetches": window.fetches,
+        "rejections": window.rejections,
+        "slowest_fetch_ms": round(window.slowest_ms, 1),
+        "idle_s": round(_idle_ms(window, until_ms) / 1000, 1),
+        "fetches_elsewhere": others,
+    }
+    place = window.topic, window.partition, window.since_ms, window.until_ms
+    return Stall(*place, round(length_ms / 1000, 3), cause, summary, evidence)
 
 
 def _cause(window: Window, until_ms: float, most_ms: float, others: int) -> tuple[str, str]:
@@ -275,10 +253,8 @@ def _cause(window: Window, until_ms: float, most_ms: float, others: int) -> tupl
     if hang_ms >= most_ms:
         return HANG, f"fetches of {client} had records to return and were not answered for {hang_ms / 1000:.1f} s"
     if window.rejections >= REJECTIONS_MIN:
-        return (
-            REJECTIONS,
-            f"{window.rejections} requests were rejected with {window.rejected_with}: no leader took them",
-        )
+        many = f"{window.rejections} requests were rejected with {window.rejected_with}"
+        return REJECTIONS, f"{many}: no leader took them"
     if _idle_ms(window, until_ms) >= most_ms:
         if others:
             return BEHIND, f"{client} kept fetching other partitions, but not this one"

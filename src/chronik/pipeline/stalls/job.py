@@ -21,22 +21,13 @@ if TYPE_CHECKING:
 
 EVENT_DDL = "kind string, n bigint, time_ms double, node int, topic string, partition int, client_id string"
 OUT_SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("events", pa.int64()),
-        ("first_ms", pa.float64()),
-        ("last_ms", pa.float64()),
-        ("unreadable", pa.int64()),
-        ("windows", pa.string()),
-    ]
+    {"topic": pa.string(), "partition": pa.int32(), "events": pa.int64(), "first_ms": pa.float64()}
+    | {"last_ms": pa.float64(), "unreadable": pa.int64(), "windows": pa.string()}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One partition that has traces."""
-
     topic: str
     partition: int
     events: int
@@ -72,7 +63,7 @@ class TraceResult:
                     "topic": one.topic,
                     "partition": one.partition,
                     "events": one.events,
-                    "stalls": len(mine := self._of(one)),
+                    "stalls": len(mine := self.stalls_in(one)),
                     "stalled_s": round(sum(stall.seconds for stall in mine), 3),
                     "causes": sorted({stall.cause for stall in mine}),
                 }
@@ -80,7 +71,7 @@ class TraceResult:
             ],
         }
 
-    def _of(self, one: Traced) -> list[Stall]:
+    def stalls_in(self, one: Traced) -> list[Stall]:
         return [stall for stall in self.stalls if (stall.topic, stall.partition) == (one.topic, one.partition)]
 
 
@@ -112,16 +103,11 @@ def stalls_of(
         others = _fetches_elsewhere(spark, events, long, now_ms)
     finally:
         events.unpersist()
-    stalls = [judge(window, now_ms, others=others.get(at, 0), least_ms=least_ms) for at, window in enumerate(long)]
-    return TraceResult(
-        sorted(
-            (stall for stall in stalls if stall is not None),
-            key=lambda stall: (stall.from_ms, stall.topic, stall.partition),
-        ),
-        sorted(traced, key=lambda one: (one.topic, one.partition)),
-        sum(row.unreadable for row in rows),
-        least_ms / 1000,
-    )
+    judged = [judge(window, now_ms, others=others.get(at, 0), least_ms=least_ms) for at, window in enumerate(long)]
+    stalls = [stall for stall in judged if stall is not None]
+    stalls.sort(key=lambda stall: (stall.from_ms, stall.topic, stall.partition))
+    traced.sort(key=lambda one: (one.topic, one.partition))
+    return TraceResult(stalls, traced, sum(row.unreadable for row in rows), least_ms / 1000)
 
 
 def _events(spark: SparkSession, bootstrap: str, start_ms: int | None, topic: str | None) -> DataFrame:
