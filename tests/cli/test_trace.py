@@ -75,7 +75,7 @@ def test_trace_tail_sorts_events_by_time_and_retries_a_node_that_does_not_answer
         return found
 
     monkeypatch.setattr(trace, "_addresses", addresses)
-    monkeypatch.setattr(TracePages, "_ask", ask)
+    monkeypatch.setattr(TracePages, "_request", ask)
     seen: list[tuple[int, int]] = []
 
     def happen(node: int, time_ms: float) -> None:
