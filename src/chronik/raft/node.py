@@ -283,7 +283,7 @@ class RaftNode:
         state = self._state
         while transition is not None:
             if isinstance(self._role, Leader):
-                self._role.resign()
+                state.stop_hearing()
                 self._joiners.clear()
             if isinstance(transition, ToFollower):
                 if transition.term > state.term:
@@ -328,10 +328,10 @@ class RaftNode:
             tuple(messages_after),
             restore,
             committed,
-            tuple(state.proposals.dropped),
+            tuple(state.proposals_dropped),
             tuple(state.events),
         )
-        state.proposals.dropped.clear()
+        state.proposals_dropped.clear()
         state.events.clear()
         if ready == _NOTHING:
             return None
