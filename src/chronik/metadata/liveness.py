@@ -139,8 +139,7 @@ class Liveness:
     def returned(self, image: ClusterImage, now_ms: int) -> list[BrokerImage]:
         """Return the fenced brokers that are alive and know that they are fenced, by id: they can be unfenced."""
         returned = []
-        for broker_id in sorted(image.brokers):
-            broker = image.brokers[broker_id]
+        for broker_id, broker in sorted(image.brokers.items()):
             session = self.sessions.get(broker_id)
             if (
                 broker.is_fenced
@@ -155,12 +154,7 @@ class Liveness:
         return returned
 
     def states(
-        self,
-        image: ClusterImage,
-        now_ms: int,
-        *,
-        unfenced: Collection[int] = (),
-        leaving: Collection[int] = (),
+        self, image: ClusterImage, now_ms: int, *, unfenced: Collection[int] = (), leaving: Collection[int] = ()
     ) -> BrokerStates:
         """Return what each broker may do now, as if the image already listed `unfenced` and `leaving` brokers.
 

@@ -9,6 +9,7 @@ topics from being created.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from random import Random
 
 from chronik.metadata.commands import Assignment
@@ -98,7 +99,5 @@ def _alternate_racks(brokers: Sequence[BrokerImage]) -> list[BrokerImage]:
     racks: dict[str, list[BrokerImage]] = {}
     for broker in sorted(brokers, key=lambda broker: broker.id):
         racks.setdefault(broker.rack or "", []).append(broker)
-    order: list[BrokerImage] = []
-    for turn in range(max(map(len, racks.values()), default=0)):
-        order += [racks[rack][turn] for rack in sorted(racks) if turn < len(racks[rack])]
-    return order
+    turns = zip_longest(*(racks[rack] for rack in sorted(racks)))
+    return [broker for turn in turns for broker in turn if broker is not None]

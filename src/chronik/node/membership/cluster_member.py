@@ -165,19 +165,18 @@ class ClusterMember:
     # -- lifecycle: start ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        config, node = self._config, self.raft.node
         self.metadata.subscribe(self._metadata_changed)
         self.raft.subscribe(self._raft_event)
         self.controller.start()
         self.peers.start()
-        for member in node.membership.members:
-            self.raft.learn(member.node_id, member.address)
-            self._member_ids.add(member.node_id)
+        self.raft.learn_members()
+        self._member_ids = {member.node_id for member in self.raft.node.membership.members}
         self.raft.start()
-        if config.peers and len(founders(config)) % 2 == 0:
+        voters = founders(self._config)
+        if self._config.peers and len(voters) % 2 == 0:
             self._log.warning(
                 "even_voters",
-                voters=list(founders(config)),
+                voters=list(voters),
                 detail="with an even number of voters one node less can fail: use one, three or five",
             )
 
@@ -390,7 +389,7 @@ class ClusterMember:
         if not self._is_open:
             return
         self._is_open = False
-        self.controller.close()
+        self.controller.stop()
         if self._leaderless is not None:
             self._leaderless.cancel()
         await self.metadata.close()

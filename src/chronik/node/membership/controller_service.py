@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from chronik.metadata.calls import (
     AlterIsrCall,
     HandOver,
     HeartbeatCall,
-    HeartbeatResult,
     RegisterBrokerCall,
     ReportedResult,
     ReportReplicasCall,
@@ -35,7 +35,7 @@ from chronik.node.membership.internal_api import (
     Result,
     TopicCreatedResult,
 )
-from chronik.node.membership.metadata_log import MetadataLog, NotController, propose_plan
+from chronik.node.membership.metadata_log import MetadataLog, NotController
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
@@ -88,28 +88,22 @@ class ControllerService:
         self._raft.subscribe(self._raft_event)
         self._metadata.subscribe(self._metadata_changed)
 
-    def close(self) -> None:
-        self._stop()
-
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _raft_event(self, event: RaftEvent) -> None:
         match event:
             case LeaderEstablished():
-                self._stop()
+                self.stop()
                 self._controller = Controller(self._metadata.image, self._now())
                 self._running = self._loop.create_task(self._run(self._controller), name="controller")
-                self._probe_disconnected_peers()
+                for node_id in self._peers.known():
+                    # Above all the former controller: it may have failed before this node took over.
+                    if not self._peers.is_connected(node_id):
+                        self._peers.probe(node_id)
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
-                self._stop()
+                self.stop()
 
-    def _probe_disconnected_peers(self) -> None:
-        """Probe above all the former controller: it may have failed before this node took over."""
-        for node_id in self._peers.known():
-            if not self._peers.is_connected(node_id):
-                self._peers.probe(node_id)
-
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self._controller = None
         if self._running is not None:
             self._running.cancel()
@@ -141,18 +135,15 @@ class ControllerService:
             try:
                 await self._propose_all(controller.due(self._now()))
                 self._change_membership()
-            except NotController:
-                # Another node leads; this task is about to be cancelled.
-                await asyncio.sleep(DUE_INTERVAL_MS / 1000)
-            except Exception:
-                self._log.exception("controller_failed")
+            except Exception as error:
+                # If another node leads, this task is about to be cancelled.
+                if not isinstance(error, NotController):
+                    self._log.exception("controller_failed")
                 await asyncio.sleep(DUE_INTERVAL_MS / 1000)
             self._answer_waiters(controller)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(DUE_INTERVAL_MS / 1000):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _propose_all(self, commands: Iterable[Command]) -> None:
         """Propose the commands in order and wait for all. A command that is no longer valid is planned again."""
@@ -216,7 +207,9 @@ class ControllerService:
         metadata = self._metadata
         match call:
             case HeartbeatCall():
-                return self._heartbeat(controller, call)
+                result = controller.heartbeat(call, self._now(), self._raft.led_at_ms())
+                self._wake.set()
+                return result
             case AlterIsrCall():
                 await metadata.propose(lambda image: controller.alter_isr(image, call, self._now()))
                 return Done()
@@ -225,7 +218,7 @@ class ControllerService:
                 await metadata.propose(lambda image: controller.register(image, call, self._now()))
                 return RegisteredResult(metadata.image.brokers[call.broker_id].epoch)
             case ReportReplicasCall():
-                plan = await propose_plan(metadata, lambda image: controller.report(image, call, self._now()))
+                plan = await metadata.propose_plan(lambda image: controller.report(image, call, self._now()))
                 self._wake.set()
                 return ReportedResult(tuple("" if error is None else error.message for error in plan.outcomes))
             case AllocateProducerIdsCall(broker_id=broker_id, count=count):
@@ -233,9 +226,9 @@ class ControllerService:
                 allocated = next(event for event in events if isinstance(event, ProducerIdsAllocated))
                 return ProducerIdsResult(allocated.first, allocated.count)
             case NewTopic():
-                return TopicCreatedResult((await self._create_topic(call)).id)
+                return await self._create_topic(call)
 
-    async def _create_topic(self, new: NewTopic) -> TopicImage:
+    async def _create_topic(self, new: NewTopic) -> TopicCreatedResult:
         """Create a topic; return when the live brokers serve it."""
         config, env = self._runtime.config, self._runtime.env
         events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new))
@@ -243,16 +236,9 @@ class ControllerService:
         created = next(event.topic for event in events if isinstance(event, TopicCreated))
         if not self._hosted.has_opened(created):
             raise KafkaError(
-                ErrorCode.kafka_storage_error,
-                f"{created.name} was created, but not all of its logs are open yet",
+                ErrorCode.kafka_storage_error, f"{created.name} was created, but not all of its logs are open yet"
             )
-        return created
-
-    def _heartbeat(self, controller: Controller, call: HeartbeatCall) -> HeartbeatResult:
-        now_ms = self._now()
-        result = controller.heartbeat(call, now_ms, self._raft.led_at_ms())
-        self._wake.set()
-        return result
+        return TopicCreatedResult(created.id)
 
     def _check_member(self, call: RegisterBrokerCall) -> None:
         """Reject a node that was removed: it can rejoin only with an empty data folder."""
@@ -335,19 +321,18 @@ class ControllerService:
         await self._hosted.applied()
         try:
             async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
-                await self.applied_by(image.version, sorted(image.brokers))
+                await self._applied_by(image.version, tuple(sorted(image.brokers)))
         except TimeoutError:
             self._log.warning("image_not_followed", version=image.version, then="the caller is answered anyway")
         except NotController:
             # Another controller has taken over. The change itself is committed.
             return
 
-    async def applied_by(self, version: int, broker_ids: Iterable[int]) -> None:
+    async def _applied_by(self, version: int, broker_ids: tuple[int, ...]) -> None:
         """Wait until the live ones among these brokers have applied the image up to `version`."""
         controller = self._controller
         if controller is None:
             raise NotController(self._metadata.controller_id)
-        broker_ids = tuple(broker_ids)
         if controller.has_applied(version, broker_ids):
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
@@ -355,14 +340,10 @@ class ControllerService:
         await waiter
 
     def _answer_waiters(self, controller: Controller) -> None:
-        waiting, self._waiters = self._waiters, []
-        for version, broker_ids, waiter in waiting:
-            if waiter.done():
-                continue
-            if controller.has_applied(version, broker_ids):
+        for version, broker_ids, waiter in self._waiters:
+            if not waiter.done() and controller.has_applied(version, broker_ids):
                 waiter.set_result(None)
-            else:
-                self._waiters.append((version, broker_ids, waiter))
+        self._waiters = [each for each in self._waiters if not each[2].done()]
 
 
 def _is_led_by_preferred(image: ClusterImage, key: Key) -> bool:

@@ -30,7 +30,7 @@ from chronik.metadata.calls import (
     ReportReplicasCall,
 )
 from chronik.node.membership.topic_plans import NewTopic
-from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+from chronik.wire.errors import MalformedRequest
 
 VERSION = 0
 
@@ -186,8 +186,3 @@ decode_call = _decode_by(_call)
 decode_call_reply = _decode_by(msgspec.msgpack.Decoder(CallReply))
 decode_envelope = _decode_by(msgspec.msgpack.Decoder(Envelope))
 decode_envelope_reply = _decode_by(msgspec.msgpack.Decoder(EnvelopeReply))
-
-
-def refusal_of(reply: CallReply) -> KafkaError | None:
-    """Return the error in the controller's reply, if any."""
-    return KafkaError(ErrorCode(reply.code), reply.message) if reply.code else None

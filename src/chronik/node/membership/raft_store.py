@@ -97,7 +97,8 @@ class SqliteRaftStore:
         """Run an atomic transaction that is durable when the block ends."""
         try:
             connection = self._open()
-            with _atomic(connection):
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 yield connection
         except sqlite3.Error as error:
             raise StoreError(f"{self._path} cannot be written: {one_line(error)}") from error
@@ -137,25 +138,14 @@ class SqliteRaftStore:
         report = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
         if report != ["ok"]:
             raise sqlite3.DatabaseError(report[0])
-        with _atomic(connection):
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
         connection.execute("INSERT OR IGNORE INTO settings VALUES ('format', ?)", (FORMAT,))
         (version,) = connection.execute("SELECT value FROM settings WHERE name = 'format'").fetchone()
         if version != FORMAT:
             raise StoreError(f"{self._path} has format {version}, this version reads {FORMAT}: use a newer version")
-
-
-@contextmanager
-def _atomic(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def is_full(error: Exception) -> bool:
