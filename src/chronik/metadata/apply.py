@@ -263,7 +263,6 @@ def _change_partitions(image: ClusterImage, command: ChangePartitions) -> Applie
 
 
 def _change_partition(image: ClusterImage, command: ChangePartition) -> Applied:
-    """Change one partition. Raises KafkaError if its epoch is outdated."""
     topic_id, *change = astuple(command)
     return _change_current(image, (TopicChanges(topic_id, (PartitionChange(*change),)),), is_strict=True)
 

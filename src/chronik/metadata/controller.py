@@ -103,7 +103,6 @@ class Controller:
         self._image = image
 
     def broker_gone(self, broker_id: int, now_ms: int) -> None:
-        """Record that the broker's address refuses connections."""
         self._liveness.refused(broker_id, now_ms)
 
     def heartbeat(self, call: HeartbeatCall, now_ms: int, confirmed_ms: int | None = None) -> HeartbeatResult:
@@ -135,7 +134,6 @@ class Controller:
     # -- calls inside a proposal ---------------------------------------------------------------------------------------
 
     def register(self, image: ClusterImage, call: RegisterBrokerCall, now_ms: int) -> RegisterBroker:
-        """Return the command that registers a broker's process, or raise the reason against it."""
         states = self._liveness.states(image, now_ms)
         return plan_registration(
             image,
@@ -146,7 +144,6 @@ class Controller:
         )
 
     def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:
-        """Return the command for a leader's proposal, or raise the reason against it."""
         return plan_isr_change(image, self._liveness.states(image, now_ms), call)
 
     def report(self, image: ClusterImage, call: ReportReplicasCall, now_ms: int) -> Plan:

@@ -157,26 +157,17 @@ class Draft:
         self.eligible = self.unproven = ()
 
     def change(self) -> PartitionChange | None:
-        """Return the change from the image to the draft, or None if nothing differs."""
         old = self.image
-        is_moved = self.replicas != old.replicas or self.adding != old.adding or self.removing != old.removing
-        state = (self.leader, self.isr, self.eligible, self.unproven)
-        is_same = state == (old.leader, old.isr, old.eligible, old.unproven)
-        if not is_moved and is_same and not self.begins_epoch:
+        state = (self.leader, self.isr, self.eligible)
+        is_same = (*state, self.unproven) == (old.leader, old.isr, old.eligible, old.unproven)
+        placing = (self.replicas, self.adding, self.removing)
+        is_placed = placing == (old.replicas, old.adding, old.removing)
+        if is_placed and is_same and not self.begins_epoch:
             return None
-        return PartitionChange(
-            old.partition,
-            old.partition_epoch,
-            self.leader,
-            self.isr,
-            self.eligible,
-            self.replicas if is_moved else None,
-            self.adding if is_moved else None,
-            self.removing if is_moved else None,
-            self.unproven,
-            self._is_unclean,
-            self.begins_epoch,
-        )
+        flags = (self.unproven, self._is_unclean, self.begins_epoch)
+        if is_placed:
+            return PartitionChange(old.partition, old.partition_epoch, *state, None, None, None, *flags)
+        return PartitionChange(old.partition, old.partition_epoch, *state, *placing, *flags)
 
     def _still_serves(self, brokers: BrokerStates) -> bool:
         """Whether the current leader may still answer clients."""
@@ -265,7 +256,6 @@ def plan_unclean_elections(image: ClusterImage, brokers: BrokerStates, requested
 
 
 def first_able(order: Sequence[int], members: Sequence[int], brokers: BrokerStates) -> int | None:
-    """Return the first broker in `order` that is in `members` and can lead."""
     return next((replica for replica in order if replica in members and replica in brokers.can_lead), None)
 
 
@@ -289,7 +279,6 @@ def min_insync_replicas(image: ClusterImage, topic: TopicImage, partition: Parti
 
 
 def configured_min_insync(image: ClusterImage, topic_configs: Mapping[str, str]) -> int | None:
-    """Return the value set for the topic or the cluster, or None."""
     value = image_value(image, topic_configs, MIN_INSYNC_REPLICAS)
     return value if isinstance(value, int) else None
 

@@ -28,7 +28,6 @@ class PartitionIndex:
         """For each broker, the version at which one of its leaderships was last seen to end."""
 
     def hosted_by(self, broker_id: int) -> Iterable[Key]:
-        """The partitions with a replica on the broker."""
         return self._hosted.get(broker_id, {})
 
     def led_by(self, broker_id: int) -> Iterable[Key]:

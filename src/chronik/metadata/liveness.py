@@ -96,7 +96,6 @@ class Liveness:
             del self.sessions[broker_id]
 
     def heard(self, broker: BrokerImage, call: HeartbeatCall, now_ms: int) -> Session:
-        """Record a heartbeat from the registered process."""
         session = self.sessions.get(broker.id)
         if session is None or session.incarnation != broker.incarnation:
             session = Session(broker.incarnation, broker.epoch, now_ms)
@@ -122,7 +121,6 @@ class Liveness:
             session.gone_ms = now_ms
 
     def is_alive(self, broker_id: int, now_ms: int) -> bool:
-        """Whether the broker's session may still be active."""
         session = self.sessions.get(broker_id)
         return session is not None and not self._is_over(session, now_ms)
 

@@ -53,8 +53,6 @@ class Leader:
         self._established_index = self._append(EntryKind.NO_OP, b"").index
         self._send_heartbeats()
 
-    # Time
-
     @property
     def deadline_ms(self) -> int:
         quorum_ms = self._contact_ms + self._state.settings.election_timeout_ms
@@ -104,8 +102,6 @@ class Leader:
 
     def _is_active(self, progress: Progress) -> bool:
         return progress.is_active(self._state.now_ms, self._state.settings.election_timeout_ms)
-
-    # Requests
 
     def propose(self, data: bytes) -> ProposalId | Refused:
         state = self._state
@@ -200,8 +196,6 @@ class Leader:
             state.send(target, self.progress[target].store, TimeoutNow())
         return ToFollower(state.term)
 
-    # The log
-
     def _propose(self, kind: EntryKind, data: bytes) -> ProposalId:
         entry = self._append(kind, data)
         proposal = ProposalId(entry.index, entry.term)
@@ -250,8 +244,6 @@ class Leader:
             return self._state.log.durable_index
         return self.progress[node_id].match_index
 
-    # Replies
-
     def receive(self, message: Message) -> Transition | None:
         state = self._state
         progress = self.progress.get(message.source)
@@ -285,8 +277,6 @@ class Leader:
 
     def _acked_round(self, node_id: int) -> int:
         return self._round if node_id == self._state.node_id else self.progress[node_id].acked_round
-
-    # Replication
 
     def send_due(self) -> None:
         """Send each peer what it may receive now. Called once per Ready, so that proposals are sent in batches."""

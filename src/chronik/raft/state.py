@@ -135,8 +135,6 @@ class RaftState:
         self.messages_after: list[Message] = []
         self._handed_state = self._durable_state = (self.term, self.vote)
 
-    # Identity and contact with the leader
-
     @property
     def membership(self) -> Membership:
         return self.members.current
@@ -167,8 +165,6 @@ class RaftState:
         timeout_ms = self.settings.election_timeout_ms
         return timeout_ms + self.random.randrange(timeout_ms)
 
-    # Messages
-
     def send(self, target: int, store: UUID | None, body: Body, term: int | None = None) -> None:
         """Send a message at once: it depends on nothing that is not durable yet."""
         self.messages.append(self._message(target, store, body, term))
@@ -182,17 +178,12 @@ class RaftState:
 
     @property
     def is_state_durable(self) -> bool:
-        """Whether the current term and vote are on disk."""
         return self._durable_state == (self.term, self.vote)
-
-    # Term and vote
 
     def enter_term(self, term: int, vote: int | None) -> None:
         self.term = term
         self.vote = vote
         self.leader = None
-
-    # The log
 
     def append(self, entries: Sequence[Entry]) -> None:
         self.log.append(entries)
@@ -220,7 +211,6 @@ class RaftState:
             self.events.append(MembershipChanged(self.membership, self.members.index <= self.commit_index))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Replace the log by a leader's snapshot."""
         self.log.restore(snapshot)
         self.members = MembershipHistory(snapshot.index, snapshot.membership)
         self._forget_proposals(snapshot.index)
@@ -261,8 +251,6 @@ class RaftState:
         """Return the entries after the commit index, up to `last` or all of them."""
         last = self.log.last_index if last is None else last
         return self.log.entries(self.commit_index + 1, last, sys.maxsize, sys.maxsize)
-
-    # Output
 
     def take_persist(self) -> Persist | None:
         hard_state = HardState(self.term, self.vote, self.commit_index)

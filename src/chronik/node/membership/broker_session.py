@@ -77,8 +77,6 @@ class BrokerSession:
         """Whether this broker may act as leader of the partitions it leads in its image."""
         return self._loop.time() < self._lease_until_s
 
-    # -- lifecycle: start ----------------------------------------------------------------------------------------------
-
     async def register(self) -> None:
         """Register this process with the controller; return once this node's own image has the registration."""
         result = await self._client.call(self.registration, REGISTER_TIMEOUT_S)
@@ -97,8 +95,6 @@ class BrokerSession:
             if broker is not None and broker.epoch == self.broker_epoch and not broker.is_fenced:
                 return
             await self._metadata.applied(self._metadata.version + 1)
-
-    # -- lifecycle: stop -----------------------------------------------------------------------------------------------
 
     async def leave(self, timeout_s: float) -> bool:
         """Request a controlled shutdown. Return whether other brokers took over all leadership in time."""
@@ -123,8 +119,6 @@ class BrokerSession:
                 task.cancel()
         self._lease_until_s = 0.0
 
-    # -- heartbeats ----------------------------------------------------------------------------------------------------
-
     def heartbeat_soon(self) -> None:
         """Send a heartbeat now: it has news that should not wait for the next interval."""
         self._wake.set()
@@ -142,15 +136,8 @@ class BrokerSession:
                     await self._wake.wait()
 
     async def _heartbeat(self) -> None:
-        registration = self.registration
-        call = HeartbeatCall(
-            registration.broker_id,
-            registration.incarnation,
-            self.broker_epoch,
-            self.applied_version,
-            self._is_leaving,
-            self._cannot_write(),
-        )
+        process = (self.registration.broker_id, self.registration.incarnation, self.broker_epoch)
+        call = HeartbeatCall(*process, self.applied_version, self._is_leaving, self._cannot_write())
         sent_s = self._loop.time()
         if self._is_leaving and sent_s - self._answered_s > LEAVING_SILENCE_S:
             self._left.set()
@@ -180,8 +167,6 @@ class BrokerSession:
         if result.should_shut_down:
             self._has_handed_over = True
             self._left.set()
-
-    # -- applying the image --------------------------------------------------------------------------------------------
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         broker_id = self.registration.broker_id

@@ -87,8 +87,6 @@ class MetadataLog:
         self._raft = raft
         raft.subscribe(self._raft_event)
 
-    # -- queries -------------------------------------------------------------------------------------------------------
-
     @property
     def version(self) -> int:
         return self.image.version
@@ -109,8 +107,6 @@ class MetadataLog:
         reached: asyncio.Future[None] = self._loop.create_future()
         self._version_waiters.append((version, reached))
         await reached
-
-    # -- proposals -----------------------------------------------------------------------------------------------------
 
     async def propose(self, proposal: Proposal) -> list[Event]:
         """Propose one command; return its events once it is committed and applied on this node.
@@ -184,8 +180,6 @@ class MetadataLog:
             if not waiter.done():
                 waiter.set_exception(KafkaError(ErrorCode.request_timed_out, "the node stopped"))
                 waiter.exception()  # retrieved: the waiter may be gone
-
-    # -- Raft callbacks ------------------------------------------------------------------------------------------------
 
     def _raft_event(self, event: RaftEvent) -> None:
         match event:

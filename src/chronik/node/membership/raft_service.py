@@ -93,8 +93,6 @@ class RaftService:
         """Whether the membership in force is not yet committed, according to the core's events."""
         self._taken_ids: dict[int, None] = {}
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         self._disk.subscribe(self._storage_changed)
         self._tick()
@@ -118,8 +116,6 @@ class RaftService:
         """Call `listener` with each event of the core, after earlier committed entries are applied."""
         self._listeners.append(listener)
 
-    # -- queries -------------------------------------------------------------------------------------------------------
-
     def now(self) -> int:
         return int(self._loop.time() * 1000)
 
@@ -132,8 +128,6 @@ class RaftService:
         """Return the latest time at which no other node can have led: now, while this node holds the leader lease."""
         until_ms = self.node.leader_lease_until_ms
         return NEVER_MS if until_ms is None else min(self.now(), until_ms)
-
-    # -- input to the core ---------------------------------------------------------------------------------------------
 
     def received(self, peer_id: int, data: bytes) -> None:
         """Pass on a message from a peer whose connection is authenticated as `peer_id`."""
@@ -186,8 +180,6 @@ class RaftService:
         if not self._is_pump_due:
             self._is_pump_due = True
             self._loop.call_soon(self._pump)
-
-    # -- output of the core --------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         self._is_pump_due = False
@@ -277,8 +269,6 @@ class RaftService:
         self._timer_ms = deadline_ms
         # Use the next whole millisecond: `now` rounds down, so a timer that fires early would only be set again.
         self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._tick)
-
-    # -- events and failures -------------------------------------------------------------------------------------------
 
     def _handle_event(self, event: Event) -> None:
         match event:

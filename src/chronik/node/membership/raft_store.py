@@ -61,7 +61,10 @@ class SqliteRaftStore:
                 stored = StoredState(store_id, _hard_state(connection), _snapshot(connection), _entries(connection))
             except (ValueError, TypeError, struct.error) as error:
                 raise sqlite3.DatabaseError(f"a row cannot be read: {error}") from error
-            _check_end(stored, _last_position(connection))
+            last = _last_position(connection)
+            expected = max(stored.hard_state.commit, stored.snapshot.index if stored.snapshot else 0)
+            if last < expected:
+                raise sqlite3.DatabaseError(f"the log ends at entry {last}, before {expected}")
             return stored
         except (sqlite3.Error, UnicodeDecodeError) as error:
             # UnicodeDecodeError occurs when SQLite quotes damaged text from the file.
@@ -196,13 +199,6 @@ def _entries(connection: sqlite3.Connection) -> tuple[Entry, ...]:
     if entries and entries[0].index > first:
         raise sqlite3.DatabaseError(f"entry {first} is missing")
     return tuple(entries)
-
-
-def _check_end(stored: StoredState, last: int) -> None:
-    """Check that the log reaches at least the snapshot and the commit index."""
-    expected = max(stored.hard_state.commit, stored.snapshot.index if stored.snapshot else 0)
-    if last < expected:
-        raise sqlite3.DatabaseError(f"the log ends at entry {last}, before {expected}")
 
 
 def _last_snapshot(connection: sqlite3.Connection) -> int:
