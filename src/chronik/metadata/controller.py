@@ -97,8 +97,6 @@ class Controller:
         self._update_index(now_ms)
         self._assume_unaware_leaders(now_ms)
 
-    # -- events --------------------------------------------------------------------------------------------------------
-
     def image_applied(self, image: ClusterImage) -> None:
         self._image = image
 
@@ -122,16 +120,12 @@ class Controller:
             lease_ms = self._settings.session_timeout_ms - self._settings.lease_margin_ms
             if confirmed_ms is not None:
                 lease_ms = max(0, lease_ms - max(0, now_ms - confirmed_ms))
-        hand_overs: tuple[HandOver, ...] = ()
-        should_shut_down = False
-        if session.leaves_since_ms is not None:
-            hand_overs = self._shutdowns.hand_overs(self._image, states, broker)
-            should_shut_down = self._shutdowns.may_stop(self._image, states, broker, session, now_ms)
-        elif lease_ms:
-            hand_overs = self._hand_overs.of(self._image, broker.id)
-        return HeartbeatResult(lease_ms, broker.is_fenced, should_shut_down, hand_overs)
-
-    # -- calls inside a proposal ---------------------------------------------------------------------------------------
+        if session.leaves_since_ms is None:
+            hand_overs = self._hand_overs.of(self._image, broker.id) if lease_ms else ()
+            return HeartbeatResult(lease_ms, broker.is_fenced, False, hand_overs)
+        hand_overs = self._shutdowns.hand_overs(self._image, states, broker)
+        may_stop = self._shutdowns.may_stop(self._image, states, broker, session, now_ms)
+        return HeartbeatResult(lease_ms, broker.is_fenced, may_stop, hand_overs)
 
     def register(self, image: ClusterImage, call: RegisterBrokerCall, now_ms: int) -> RegisterBroker:
         states = self._liveness.states(image, now_ms)
@@ -167,8 +161,6 @@ class Controller:
 
         return outcomes_of(request, requested)
 
-    # -- queries -------------------------------------------------------------------------------------------------------
-
     def has_applied(self, version: int, broker_ids: Iterable[int]) -> bool:
         """Whether all unfenced brokers in `broker_ids` have reported that they applied the version."""
         sessions = self._liveness.sessions
@@ -177,8 +169,6 @@ class Controller:
             for broker_id in broker_ids
             if broker_id in self._image.brokers and not self._image.brokers[broker_id].is_fenced
         )
-
-    # -- decisions -----------------------------------------------------------------------------------------------------
 
     def due(self, now_ms: int) -> list[Command]:
         """Return the commands to propose now, in order. The module docstring describes the protocol."""

@@ -78,6 +78,7 @@ class ControllerService:
         self._peers = peers
         self._hosted = hosted
         self._loop = runtime.loop
+        self._now = raft.now
         self._log = runtime.log.bind(component="controller")
         self._controller: Controller | None = None
         self._running: asyncio.Task[None] | None = None
@@ -87,8 +88,6 @@ class ControllerService:
     def start(self) -> None:
         self._raft.subscribe(self._raft_event)
         self._metadata.subscribe(self._metadata_changed)
-
-    # -- events --------------------------------------------------------------------------------------------------------
 
     def _raft_event(self, event: RaftEvent) -> None:
         match event:
@@ -123,11 +122,6 @@ class ControllerService:
         if self._controller is not None:
             self._controller.broker_gone(broker_id, self._now())
             self._wake.set()
-
-    def _now(self) -> int:
-        return self._raft.now()
-
-    # -- due commands --------------------------------------------------------------------------------------------------
 
     async def _run(self, controller: Controller) -> None:
         while True:
@@ -174,8 +168,6 @@ class ControllerService:
         outcome = raft.propose_membership(change)
         if isinstance(outcome, Refused):
             self._log.debug("membership_refused", change=str(change), reason=outcome.reason.value)
-
-    # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def answer(self, call: Call, caller_id: int) -> CallReply:
         """Answer a broker's call; if this node is not the controller, name the node that may be.
@@ -249,8 +241,6 @@ class ControllerService:
                 f"node {call.broker_id} is not a member of this cluster: start it with an empty data folder to join",
             )
 
-    # -- preferred leader election -------------------------------------------------------------------------------------
-
     async def elect_preferred(self, requested: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
         """Elect the preferred leaders and wait until they lead. Return an error or None for each partition."""
         controller, metadata = self._controller, self._metadata
@@ -269,8 +259,6 @@ class ControllerService:
                 for key, error in zip(requested, outcomes, strict=True)
             ]
         return outcomes
-
-    # -- node removal --------------------------------------------------------------------------------------------------
 
     async def remove_node(self, node_id: int) -> None:
         """Remove a node from the cluster: its registration, then its membership. A learner replaces a voter first.
@@ -312,8 +300,6 @@ class ControllerService:
                     raise KafkaError(ErrorCode.invalid_request, outcome.detail)
             await asyncio.sleep(DUE_INTERVAL_MS / 1000)
         raise NotController(self._metadata.controller_id)
-
-    # -- waiting for brokers to apply the image ------------------------------------------------------------------------
 
     async def applied_everywhere(self) -> None:
         """Wait until all live brokers have applied the current image, for a bounded time."""

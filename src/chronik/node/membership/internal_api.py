@@ -45,9 +45,6 @@ class InternalKey(IntEnum):
     PROOF = 30_004
 
 
-# -- hello -------------------------------------------------------------------------------------------------------------
-
-
 class Hello(msgspec.Struct, frozen=True):
     """The caller's identity. `cluster_id` is empty while the caller has none; `internal` is its own address, HOST:PORT.
 
@@ -86,9 +83,6 @@ class ProofReply(msgspec.Struct, frozen=True):
 
     mac: bytes = b""
     refusal: str = ""
-
-
-# -- calls to the controller -------------------------------------------------------------------------------------------
 
 
 class AllocateProducerIdsCall(msgspec.Struct, frozen=True, tag="allocate_producer_ids"):
@@ -136,9 +130,6 @@ class CallReply(msgspec.Struct, frozen=True):
     result: Result | None = None
 
 
-# -- envelopes ---------------------------------------------------------------------------------------------------------
-
-
 class Envelope(msgspec.Struct, frozen=True):
     """A client's request as received, without its header."""
 
@@ -157,8 +148,6 @@ class EnvelopeReply(msgspec.Struct, frozen=True):
     is_failed: bool = False
     body: bytes = b""
 
-
-# -- encoding ----------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 Body: TypeAlias = bytes | memoryview

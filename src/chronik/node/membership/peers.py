@@ -81,8 +81,6 @@ class Peers:
         self._data: dict[tuple[int, str], asyncio.Task[Connection]] = {}
         self._is_closed = False
 
-    # -- known peers ---------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         for node_id, endpoint in sorted(self._configured.items()):
             self.learn(node_id, endpoint)
@@ -94,7 +92,7 @@ class Peers:
         endpoint = self._configured.get(node_id, endpoint)
         link = self._links.get(node_id)
         if link is not None and link.endpoint == endpoint:
-            link.poke()
+            link.poked.set()
             return
         if link is not None:
             link.close()
@@ -105,7 +103,7 @@ class Peers:
         """Make the peer's link retry now instead of after its backoff."""
         link = self._links.get(node_id)
         if link is not None:
-            link.poke()
+            link.poked.set()
 
     def forget(self, node_id: int) -> None:
         """Drop a node that has left the cluster."""
@@ -133,8 +131,6 @@ class Peers:
         for node_id, _ in list(self._data):
             self.close_data(node_id)
 
-    # -- control link --------------------------------------------------------------------------------------------------
-
     def send(self, node_id: int, key: InternalKey, body: bytes) -> None:
         """Send a message that has no response, if possible. The full queue of a slow peer drops its oldest message."""
         link = self._links.get(node_id)
@@ -147,8 +143,6 @@ class Peers:
         if link is None:
             raise Unreachable(f"the address of node {node_id} is not known")
         return await link.call(key, body, timeout_s)
-
-    # -- data connections ----------------------------------------------------------------------------------------------
 
     async def connection(
         self, node_id: int, purpose: str = "fetch", timeout_s: float = CONNECT_TIMEOUT_S
@@ -186,8 +180,6 @@ class Peers:
             if connection is not None:
                 connection.close()
             self._data.pop(key).cancel()
-
-    # -- connecting ----------------------------------------------------------------------------------------------------
 
     async def open(self, node_id: int, endpoint: Endpoint, purpose: str, timeout_s: float) -> Connection:
         """Open a connection on which both ends have proven that they know the cluster secret.
@@ -258,16 +250,13 @@ class Link:
         self._peers = peers
         self._loop = peers.loop
         self._connection: Connection | None = None
-        self._is_trying = True
         self._queue: deque[tuple[InternalKey, bytes]] = deque(maxlen=QUEUED_MESSAGES_MAX)
         self._draining: asyncio.Task[None] | None = None
-        self._poked = asyncio.Event()
+        self.poked = asyncio.Event()
+        """Set it to connect now instead of after the backoff."""
         self._tried: asyncio.Future[None] = self._loop.create_future()
+        """Done unless an attempt to connect is running."""
         self._task = self._loop.create_task(self._keep_connected(), name=f"link-{node_id}")
-
-    def poke(self) -> None:
-        """Try to connect now instead of after the backoff."""
-        self._poked.set()
 
     def close(self) -> None:
         self._task.cancel()
@@ -279,13 +268,11 @@ class Link:
         if not self._tried.done():
             self._tried.set_result(None)
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
     def send(self, key: InternalKey, body: bytes) -> None:
         connection = self._connection
         if connection is not None and not self._queue and connection.is_writable:
             connection.send_unanswered(key, VERSION, body)
-        elif connection is not None or self._is_trying:
+        elif connection is not None or not self._tried.done():
             self._queue.append((key, body))
             self._start_draining()
 
@@ -299,7 +286,7 @@ class Link:
 
     async def _connected(self) -> Connection:
         """Return the open connection; wait for a running attempt, and raise Unreachable if that fails."""
-        if self._connection is None and self._is_trying:
+        if self._connection is None:
             await asyncio.shield(self._tried)
         if self._connection is None:
             raise Unreachable(f"node {self.node_id} at {self.endpoint} cannot be reached: {self.status.reason}")
@@ -322,14 +309,11 @@ class Link:
         finally:
             self._draining = None
 
-    # -- reconnecting --------------------------------------------------------------------------------------------------
-
     async def _keep_connected(self) -> None:
         pause_s = 0.0
         while True:
-            self._poked.clear()
-            if not self._is_trying:
-                self._is_trying = True
+            self.poked.clear()
+            if self._tried.done():
                 self._tried = self._loop.create_future()
             opened_s = self._loop.time()
             error = await self._until_lost()
@@ -341,7 +325,7 @@ class Link:
             pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * pause_s))
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s * (0.75 + self._peers.random.random() / 4)):
-                    await self._poked.wait()
+                    await self.poked.wait()
 
     async def _until_lost(self) -> Exception:
         """Open the connection and keep it until it is lost; return the error that ended or prevented it."""
@@ -385,6 +369,5 @@ class Link:
     def _set_status(self, state: PeerState, reason: str) -> None:
         since_s = self.status.since_s if state is self.status.state else self._loop.time()
         self.status = PeerStatus(state, since_s, reason)
-        self._is_trying = False
         if not self._tried.done():
             self._tried.set_result(None)
