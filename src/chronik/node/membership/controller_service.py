@@ -83,7 +83,7 @@ class ControllerService:
         self._controller: Controller | None = None
         self._running: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._waiters: list[tuple[int, tuple[int, ...], asyncio.Future[None]]] = []
+        self._waiters: list[tuple[ClusterImage, asyncio.Future[None]]] = []
 
     def start(self) -> None:
         self._raft.subscribe(self._raft_event)
@@ -108,7 +108,7 @@ class ControllerService:
             self._running.cancel()
             self._running = None
         waiters, self._waiters = self._waiters, []
-        for _, _, waiter in waiters:
+        for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(NotController(self._metadata.controller_id))
 
@@ -305,31 +305,24 @@ class ControllerService:
         """Wait until all live brokers have applied the current image, for a bounded time."""
         image = self._metadata.image
         await self._hosted.applied()
+        if self._controller is None or self._controller.has_applied(image.version, image.brokers):
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((image, waiter))
         try:
             async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
-                await self._applied_by(image.version, tuple(sorted(image.brokers)))
+                await waiter
         except TimeoutError:
             self._log.warning("image_not_followed", version=image.version, then="the caller is answered anyway")
         except NotController:
             # Another controller has taken over. The change itself is committed.
             return
 
-    async def _applied_by(self, version: int, broker_ids: tuple[int, ...]) -> None:
-        """Wait until the live ones among these brokers have applied the image up to `version`."""
-        controller = self._controller
-        if controller is None:
-            raise NotController(self._metadata.controller_id)
-        if controller.has_applied(version, broker_ids):
-            return
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((version, broker_ids, waiter))
-        await waiter
-
     def _answer_waiters(self, controller: Controller) -> None:
-        for version, broker_ids, waiter in self._waiters:
-            if not waiter.done() and controller.has_applied(version, broker_ids):
+        for image, waiter in self._waiters:
+            if not waiter.done() and controller.has_applied(image.version, image.brokers):
                 waiter.set_result(None)
-        self._waiters = [each for each in self._waiters if not each[2].done()]
+        self._waiters = [each for each in self._waiters if not each[1].done()]
 
 
 def _is_led_by_preferred(image: ClusterImage, key: Key) -> bool:

@@ -261,12 +261,11 @@ class PeerHandshake:
 
     def _add(self, hello: Hello, connection: Connection) -> None:
         node_id = hello.node_id
-        known = self._processes.get(node_id)
-        if known is None or known.incarnation != hello.incarnation:
-            for old in [] if known is None else list(known.connections):
+        process = self._processes.setdefault(node_id, _PeerProcess(hello.incarnation, self._clock()))
+        if process.incarnation != hello.incarnation:
+            for old in list(process.connections):
                 old.abort()
-            known = self._processes[node_id] = _PeerProcess(hello.incarnation, self._clock())
-        process = known
+            process = self._processes[node_id] = _PeerProcess(hello.incarnation, self._clock())
         process.heard_s = self._clock()
         if connection not in process.connections:
             process.connections[connection] = None
