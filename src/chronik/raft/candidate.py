@@ -60,9 +60,8 @@ class Candidate:
     def _answered(self, node_id: int, is_granted: bool) -> Transition | None:
         self._answers.setdefault(node_id, is_granted)
         membership = self._state.membership
-        if membership.has_majority([each for each, granted in self._answers.items() if granted]):
+        granted = [each for each, is_granted in self._answers.items() if is_granted]
+        if membership.has_majority(granted):
             return ToCandidate(is_pre_vote=False) if self._is_pre_vote else ToLeader()
-        refusals = [each for each, granted in self._answers.items() if not granted]
-        if len(refusals) * 2 >= len(membership.voters):
-            return ToFollower(self._state.term)
-        return None
+        refusals = len(self._answers) - len(granted)
+        return ToFollower(self._state.term) if refusals * 2 >= len(membership.voters) else None
