@@ -112,7 +112,7 @@ def restarted_nodes_vote_at_once(patch: MonkeyPatch) -> Maker:
 
 def lease_outlives_the_hand_over(patch: MonkeyPatch) -> Maker:
     def lease_until_ms(self: Leader) -> int | None:
-        lease_from_ms = self._rounds.lease_from_ms
+        lease_from_ms = self._lease_from_ms
         if lease_from_ms is None or not self.is_established:
             return None
         return lease_from_ms + self._state.settings.lease_ms

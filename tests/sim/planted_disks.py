@@ -75,8 +75,8 @@ def sick_disk_keeps_its_offices() -> Iterator[None]:
         metadata._fail_waiting(_not_written(error))
 
     def submit_if_written(metadata: MetadataLog, *args: Any) -> Any:
-        if metadata._write_error is not None:
-            raise _not_written(metadata._write_error)
+        if metadata._raft.write_error is not None:
+            raise _not_written(metadata._raft.write_error)
         return submit(metadata, *args)
 
     with (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
-import msgspec
+from msgspec.structs import astuple, replace
 
 from chronik.metadata.commands import (
     AllocateProducerIds,
@@ -90,13 +90,13 @@ def apply(image: ClusterImage, command: Command) -> Applied:
             changed, events = _alter_configs(image, command)
         case AllocateProducerIds():
             changed, events = _allocate_producer_ids(image, command)
-    return msgspec.structs.replace(changed, version=image.version + 1), events
+    return replace(changed, version=image.version + 1), events
 
 
 def _create_cluster(image: ClusterImage, command: CreateCluster) -> Applied:
     if image.cluster_id:
         raise KafkaError(ErrorCode.invalid_request, f"the cluster already has the id {image.cluster_id}")
-    return msgspec.structs.replace(image, cluster_id=command.cluster_id), [ClusterCreated(command.cluster_id)]
+    return replace(image, cluster_id=command.cluster_id), [ClusterCreated(command.cluster_id)]
 
 
 # -- brokers -----------------------------------------------------------------------------------------------------------
@@ -106,30 +106,29 @@ def _register_broker(image: ClusterImage, command: RegisterBroker) -> Applied:
     """Register the broker: with a new epoch for a new process, unchanged if the same process registers again."""
     version = image.version + 1
     known = image.brokers.get(command.broker_id)
-    is_new_process = known is None or known.incarnation != command.incarnation
+    kept = known if known is not None and known.incarnation == command.incarnation else None
     broker = BrokerImage(
         id=command.broker_id,
-        epoch=version if known is None or is_new_process else known.epoch,
+        epoch=version if kept is None else kept.epoch,
         host=command.host,
         port=command.port,
         incarnation=command.incarnation,
         rack=command.rack,
-        is_fenced=command.starts_fenced if known is None or is_new_process else known.is_fenced,
-        is_shutting_down=known is not None and not is_new_process and known.is_shutting_down,
-        status_version=version if known is None or is_new_process else known.status_version,
+        is_fenced=command.starts_fenced if kept is None else kept.is_fenced,
+        is_shutting_down=kept is not None and kept.is_shutting_down,
+        status_version=version if kept is None else kept.status_version,
         durability=command.durability,
         folder_id=command.folder_id or (None if known is None else known.folder_id),
         internal=command.internal,
         http=command.http,
     )
-    events: list[Event] = [BrokerRegistered(broker)]
     image, changed = _change_current(image, command.changes, is_strict=True)
-    events += changed
-    if known is not None and is_new_process:
+    events = [BrokerRegistered(broker), *changed]
+    if known is not None and kept is None:
         image, bumped = _bump_epochs(image, command.broker_id)
         events += bumped
     controller_id = command.broker_id if image.controller_id == NO_CONTROLLER else image.controller_id
-    return msgspec.structs.replace(_with_broker(image, broker), controller_id=controller_id), events
+    return replace(_with_broker(image, broker), controller_id=controller_id), events
 
 
 def _change_status(
@@ -139,7 +138,7 @@ def _change_status(
     **status: Any,
 ) -> Applied:
     broker = _require_broker(image, command.broker_id, command.broker_epoch)
-    broker = msgspec.structs.replace(broker, status_version=image.version + 1, **status)
+    broker = replace(broker, status_version=image.version + 1, **status)
     image, events = _change_current(_with_broker(image, broker), command.changes, is_strict=False)
     return image, [event(broker), *events]
 
@@ -154,7 +153,7 @@ def _unregister_broker(image: ClusterImage, command: UnregisterBroker) -> Applie
                     f"broker {broker.id} still has replicas, such as {topic.name}-{partition.partition}: "
                     "move them to other brokers first",
                 )
-    return msgspec.structs.replace(image, brokers=_without(image.brokers, broker.id)), [BrokerUnregistered(broker)]
+    return replace(image, brokers=_without(image.brokers, broker.id)), [BrokerUnregistered(broker)]
 
 
 def _require_broker(image: ClusterImage, broker_id: int, broker_epoch: int) -> BrokerImage:
@@ -169,7 +168,7 @@ def _require_broker(image: ClusterImage, broker_id: int, broker_epoch: int) -> B
 
 
 def _with_broker(image: ClusterImage, broker: BrokerImage) -> ClusterImage:
-    return msgspec.structs.replace(image, brokers={**image.brokers, broker.id: broker})
+    return replace(image, brokers={**image.brokers, broker.id: broker})
 
 
 # -- topics and configs ------------------------------------------------------------------------------------------------
@@ -180,30 +179,15 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> Applied:
         raise KafkaError(ErrorCode.topic_already_exists, f"topic {command.name!r} already exists")
     if command.id in image.names_by_id:
         raise KafkaError(ErrorCode.invalid_request, f"topic id {command.id} is taken")
-    topic = TopicImage(
-        name=command.name,
-        id=command.id,
-        partitions=_new_partitions(0, command.partitions),
-        configs=dict(command.configs),
-    )
-    return (
-        msgspec.structs.replace(
-            image,
-            topics={**image.topics, topic.name: topic},
-            names_by_id={**image.names_by_id, topic.id: topic.name},
-        ),
-        [TopicCreated(topic)],
-    )
+    topic = TopicImage(command.name, command.id, _new_partitions(0, command.partitions), dict(command.configs))
+    names_by_id = {**image.names_by_id, topic.id: topic.name}
+    return replace(_with_topic(image, topic), names_by_id=names_by_id), [TopicCreated(topic)]
 
 
 def _delete_topic(image: ClusterImage, command: DeleteTopic) -> Applied:
     topic = _require_topic(image, command.name, command.id)
-    return (
-        msgspec.structs.replace(
-            image, topics=_without(image.topics, topic.name), names_by_id=_without(image.names_by_id, topic.id)
-        ),
-        [TopicDeleted(topic)],
-    )
+    topics, names_by_id = _without(image.topics, topic.name), _without(image.names_by_id, topic.id)
+    return replace(image, topics=topics, names_by_id=names_by_id), [TopicDeleted(topic)]
 
 
 def _create_partitions(image: ClusterImage, command: CreatePartitions) -> Applied:
@@ -213,7 +197,7 @@ def _create_partitions(image: ClusterImage, command: CreatePartitions) -> Applie
             ErrorCode.invalid_partitions, f"topic {topic.name!r} now has {len(topic.partitions)} partitions"
         )
     added = _new_partitions(command.first, command.partitions)
-    topic = msgspec.structs.replace(topic, partitions=topic.partitions + added)
+    topic = replace(topic, partitions=topic.partitions + added)
     return _with_topic(image, topic), [PartitionsCreated(topic, added)]
 
 
@@ -224,51 +208,37 @@ def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
     if command.resource == "topic":
         topic = image.require_topic(command.name)
         configs = _altered(topic.configs, command.changes)
-        topic = msgspec.structs.replace(topic, configs=configs)
+        topic = replace(topic, configs=configs)
         after = _with_topic(image, _without_eligible(topic, events) if is_other_minimum else topic)
     else:
         configs = _altered(image.broker_configs.get(command.name, {}), command.changes)
-        after = msgspec.structs.replace(image, broker_configs={**image.broker_configs, command.name: configs})
+        after = replace(image, broker_configs={**image.broker_configs, command.name: configs})
         if is_other_minimum:
             topics = {name: _without_eligible(topic, events) for name, topic in image.topics.items()}
-            after = msgspec.structs.replace(after, topics=topics)
+            after = replace(after, topics=topics)
     changed = ConfigChanged(command.resource, command.name, configs, tuple(sorted(command.changes)))
     return after, [changed, *events]
 
 
 def _allocate_producer_ids(image: ClusterImage, command: AllocateProducerIds) -> Applied:
     first = image.next_producer_id
-    return (
-        msgspec.structs.replace(image, next_producer_id=first + command.count),
-        [ProducerIdsAllocated(command.broker_id, first, command.count)],
-    )
+    allocated = ProducerIdsAllocated(command.broker_id, first, command.count)
+    return replace(image, next_producer_id=first + command.count), [allocated]
 
 
 def _new_partitions(first: int, assignments: tuple[Assignment, ...]) -> tuple[PartitionImage, ...]:
     return tuple(
-        PartitionImage(
-            partition=index,
-            leader=assignment.isr[0] if assignment.isr else NO_LEADER,
-            leader_epoch=0,
-            replicas=assignment.replicas,
-            isr=assignment.isr,
-        )
-        for index, assignment in enumerate(assignments, first)
+        PartitionImage(index, new.isr[0] if new.isr else NO_LEADER, 0, new.replicas, new.isr)
+        for index, new in enumerate(assignments, first)
     )
 
 
 def _altered(configs: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    altered = dict(configs)
-    for name, value in changes.items():
-        if value is None:
-            altered.pop(name, None)
-        else:
-            altered[name] = value
-    return altered
+    return {name: value for name, value in {**configs, **changes}.items() if value is not None}
 
 
 def _with_topic(image: ClusterImage, topic: TopicImage) -> ClusterImage:
-    return msgspec.structs.replace(image, topics={**image.topics, topic.name: topic})
+    return replace(image, topics={**image.topics, topic.name: topic})
 
 
 def _require_topic(image: ClusterImage, name: str, topic_id: UUID) -> TopicImage:
@@ -279,9 +249,7 @@ def _require_topic(image: ClusterImage, name: str, topic_id: UUID) -> TopicImage
 
 
 def _without(entries: Mapping[K, V], key: K) -> dict[K, V]:
-    copy = dict(entries)
-    del copy[key]
-    return copy
+    return {each: value for each, value in entries.items() if each != key}
 
 
 # -- partitions --------------------------------------------------------------------------------------------------------
@@ -295,23 +263,13 @@ def _change_partitions(image: ClusterImage, command: ChangePartitions) -> Applie
 
 
 def _change_partition(image: ClusterImage, command: ChangePartition) -> Applied:
-    """Change one partition. Raises KafkaError if its epoch is outdated."""
-    change = PartitionChange(
-        command.partition,
-        command.partition_epoch,
-        command.leader,
-        command.isr,
-        command.eligible,
-        command.replicas,
-        command.adding,
-        command.removing,
-    )
-    return _change_current(image, (TopicChanges(command.topic_id, (change,)),), is_strict=True)
+    topic_id, *change = astuple(command)
+    return _change_current(image, (TopicChanges(topic_id, (PartitionChange(*change),)),), is_strict=True)
 
 
 def _change_current(image: ClusterImage, changes: Iterable[TopicChanges], *, is_strict: bool) -> Applied:
     """Change all partitions whose epoch is current. If `is_strict`, one outdated epoch refuses all changes."""
-    topics: dict[str, TopicImage] | None = None
+    topics: dict[str, TopicImage] = {}
     events: list[Event] = []
     for of_topic in changes:
         topic = image.topic_by_id(of_topic.topic_id)
@@ -331,12 +289,8 @@ def _change_current(image: ClusterImage, changes: Iterable[TopicChanges], *, is_
             partitions[change.partition] = new
             events += partition_events(topic, old, new)
         if len(events) > before:
-            if topics is None:
-                topics = dict(image.topics)
-            topics[topic.name] = msgspec.structs.replace(topic, partitions=tuple(partitions))
-    if topics is None:
-        return image, events
-    return msgspec.structs.replace(image, topics=topics), events
+            topics[topic.name] = replace(topic, partitions=tuple(partitions))
+    return (replace(image, topics={**image.topics, **topics}) if topics else image), events
 
 
 def _bump_epochs(image: ClusterImage, broker_id: int) -> Applied:
@@ -345,19 +299,12 @@ def _bump_epochs(image: ClusterImage, broker_id: int) -> Applied:
     The new incarnation may have lost the tail of its log; under the old epoch one offset could name two records.
     """
     events: list[Event] = []
-    topics = {
-        name: _with_partitions(
-            topic,
-            [
-                msgspec.structs.replace(partition, leader_epoch=partition.leader_epoch + 1)
-                for partition in topic.partitions
-                if partition.leader == broker_id
-            ],
-            events,
-        )
-        for name, topic in image.topics.items()
-    }
-    return msgspec.structs.replace(image, topics=topics), events
+    topics = {}
+    for name, topic in image.topics.items():
+        led = [partition for partition in topic.partitions if partition.leader == broker_id]
+        bumped = [replace(partition, leader_epoch=partition.leader_epoch + 1) for partition in led]
+        topics[name] = _with_partitions(topic, bumped, events)
+    return replace(image, topics=topics), events
 
 
 def _without_eligible(topic: TopicImage, events: list[Event]) -> TopicImage:
@@ -365,12 +312,8 @@ def _without_eligible(topic: TopicImage, events: list[Event]) -> TopicImage:
 
     If the ISR is empty they stay: without a leader, nothing is committed until one of them leads.
     """
-    changed = [
-        msgspec.structs.replace(partition, eligible=())
-        for partition in topic.partitions
-        if partition.eligible and partition.isr
-    ]
-    return _with_partitions(topic, changed, events)
+    eligible = [partition for partition in topic.partitions if partition.eligible and partition.isr]
+    return _with_partitions(topic, [replace(partition, eligible=()) for partition in eligible], events)
 
 
 def _with_partitions(topic: TopicImage, changed: Iterable[PartitionImage], events: list[Event]) -> TopicImage:
@@ -379,10 +322,10 @@ def _with_partitions(topic: TopicImage, changed: Iterable[PartitionImage], event
     before = len(events)
     for partition in changed:
         old = partitions[partition.partition]
-        new = msgspec.structs.replace(partition, partition_epoch=old.partition_epoch + 1)
+        new = replace(partition, partition_epoch=old.partition_epoch + 1)
         partitions[partition.partition] = new
         events += partition_events(topic, old, new)
-    return topic if len(events) == before else msgspec.structs.replace(topic, partitions=tuple(partitions))
+    return topic if len(events) == before else replace(topic, partitions=tuple(partitions))
 
 
 def _moved_on(topic: TopicImage, change: PartitionChange, partition: PartitionImage | None) -> KafkaError:

@@ -7,6 +7,7 @@ Static configs only report how the node was started; `node` fills in their value
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigType, by_name
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
@@ -24,15 +25,8 @@ def _static(name: str, config_type: ConfigType, documentation: str) -> ConfigDef
 
 
 def _dynamic(topic_config: ConfigDefinition, name: str) -> ConfigDefinition:
-    return ConfigDefinition(
-        name=name,
-        type=topic_config.type,
-        default=topic_config.default,
-        documentation=f"The default of the topic config {topic_config.name}. {topic_config.documentation}",
-        lowest=topic_config.lowest,
-        highest=topic_config.highest,
-        choices=topic_config.choices,
-    )
+    documentation = f"The default of the topic config {topic_config.name}. {topic_config.documentation}"
+    return replace(topic_config, name=name, documentation=documentation, synonym=None)
 
 
 _S = ConfigType.STRING

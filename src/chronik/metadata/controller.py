@@ -19,7 +19,10 @@ whose brokers changed, so a healthy cluster with thousands of partitions costs n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
 
 from chronik.metadata.calls import (
     AlterIsrCall,
@@ -40,7 +43,7 @@ from chronik.metadata.commands import (
 )
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
 from chronik.metadata.fitness import Recoveries, plan_report
-from chronik.metadata.hand_overs import HandOvers, Rebalance, preferred_hand_over
+from chronik.metadata.hand_overs import HandOvers, preferred_hand_over, preferred_hand_overs
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage
 from chronik.metadata.index import Key, PartitionIndex
 from chronik.metadata.isr import plan_isr_change
@@ -87,22 +90,17 @@ class Controller:
         self._states = BrokerStates(frozenset(), frozenset(), frozenset())
         self._suspects: dict[Key, None] = {}
         self._hand_overs = HandOvers(settings.requested_hand_over_ms)
-        self._rebalance = Rebalance(
-            self._hand_overs, self._index, settings.rebalance_interval_ms, settings.rebalance_partitions_max, now_ms
-        )
+        self._next_rebalance_ms = now_ms + settings.rebalance_interval_ms
         self._shutdowns = Shutdowns(self._index, self._liveness, settings.hand_over_ms, settings.shutdown_patience_ms)
         self._recoveries = Recoveries(settings.recovery_wait_ms)
         self._liveness.update(image, now_ms)
         self._update_index(now_ms)
         self._assume_unaware_leaders(now_ms)
 
-    # -- events --------------------------------------------------------------------------------------------------------
-
     def image_applied(self, image: ClusterImage) -> None:
         self._image = image
 
     def broker_gone(self, broker_id: int, now_ms: int) -> None:
-        """Record that the broker's address refuses connections."""
         self._liveness.refused(broker_id, now_ms)
 
     def heartbeat(self, call: HeartbeatCall, now_ms: int, confirmed_ms: int | None = None) -> HeartbeatResult:
@@ -122,30 +120,24 @@ class Controller:
             lease_ms = self._settings.session_timeout_ms - self._settings.lease_margin_ms
             if confirmed_ms is not None:
                 lease_ms = max(0, lease_ms - max(0, now_ms - confirmed_ms))
-        hand_overs: tuple[HandOver, ...] = ()
-        should_shut_down = False
-        if session.leaves_since_ms is not None:
-            hand_overs = self._shutdowns.hand_overs(self._image, states, broker)
-            should_shut_down = self._shutdowns.may_stop(self._image, states, broker, session, now_ms)
-        elif lease_ms:
-            hand_overs = self._hand_overs.of(self._image, broker.id)
-        return HeartbeatResult(lease_ms, broker.is_fenced, should_shut_down, hand_overs)
-
-    # -- calls inside a proposal ---------------------------------------------------------------------------------------
+        if session.leaves_since_ms is None:
+            hand_overs = self._hand_overs.of(self._image, broker.id) if lease_ms else ()
+            return HeartbeatResult(lease_ms, broker.is_fenced, False, hand_overs)
+        hand_overs = self._shutdowns.hand_overs(self._image, states, broker)
+        may_stop = self._shutdowns.may_stop(self._image, states, broker, session, now_ms)
+        return HeartbeatResult(lease_ms, broker.is_fenced, may_stop, hand_overs)
 
     def register(self, image: ClusterImage, call: RegisterBrokerCall, now_ms: int) -> RegisterBroker:
-        """Return the command that registers a broker's process, or raise the reason against it."""
         states = self._liveness.states(image, now_ms)
         return plan_registration(
             image,
             # This image is not applied yet, so which brokers know of its changes is unknown.
-            replace(states, unaware=states.serving),
+            states._replace(unaware=states.serving),
             call,
             is_session_alive=self._liveness.is_alive(call.broker_id, now_ms),
         )
 
     def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:
-        """Return the command for a leader's proposal, or raise the reason against it."""
         return plan_isr_change(image, self._liveness.states(image, now_ms), call)
 
     def report(self, image: ClusterImage, call: ReportReplicasCall, now_ms: int) -> Plan:
@@ -169,8 +161,6 @@ class Controller:
 
         return outcomes_of(request, requested)
 
-    # -- queries -------------------------------------------------------------------------------------------------------
-
     def has_applied(self, version: int, broker_ids: Iterable[int]) -> bool:
         """Whether all unfenced brokers in `broker_ids` have reported that they applied the version."""
         sessions = self._liveness.sessions
@@ -179,8 +169,6 @@ class Controller:
             for broker_id in broker_ids
             if broker_id in self._image.brokers and not self._image.brokers[broker_id].is_fenced
         )
-
-    # -- decisions -----------------------------------------------------------------------------------------------------
 
     def due(self, now_ms: int) -> list[Command]:
         """Return the commands to propose now, in order. The module docstring describes the protocol."""
@@ -191,16 +179,12 @@ class Controller:
         unfenced = self._liveness.returned(image, now_ms)
         states = self._liveness.states(image, now_ms)
         leaving = self._shutdowns.leaving(image, states, now_ms)
-        states = self._liveness.states(
-            image,
-            now_ms,
-            unfenced=[broker.id for broker in unfenced],
-            leaving=[broker.id for broker in leaving],
-        )
+        unfenced_ids, leaving_ids = [broker.id for broker in unfenced], [broker.id for broker in leaving]
+        states = self._liveness.states(image, now_ms, unfenced=unfenced_ids, leaving=leaving_ids)
         self._suspect_changed_brokers(states)
         changes = self._plan_suspects(states, now_ms)
         grow_internal_topics(image, states, self._settings.internal_replicas, changes)
-        self._rebalance.request_due(image, states, now_ms)
+        self._rebalance(states, now_ms)
         self._move_overdue(states, changes, now_ms)
         return _commands(fenced, unfenced, leaving, changes)
 
@@ -215,13 +199,8 @@ class Controller:
     def _suspect_changed_brokers(self, states: BrokerStates) -> None:
         """Mark the partitions of every broker whose state changed for another look."""
         before, self._states = self._states, states
-        changed = (
-            (before.serving ^ states.serving)
-            | (before.staying ^ states.staying)
-            | (before.can_lead ^ states.can_lead)
-            | (before.unaware ^ states.unaware)
-        )
-        for broker_id in sorted(changed):
+        changed = [old ^ new for old, new in zip(before, states, strict=True)]
+        for broker_id in sorted(frozenset[int]().union(*changed)):
             for key in self._index.hosted_by(broker_id):
                 self._suspects[key] = None
 
@@ -232,6 +211,15 @@ class Controller:
                 session = self._liveness.sessions.get(partition.last_known_leader)
                 if partition.leader == NO_LEADER and session is not None:
                     session.demoted(self._image.version, now_ms)
+
+    def _rebalance(self, states: BrokerStates, now_ms: int) -> None:
+        """Once per interval, request hand-overs to the preferred leaders of some partitions, by topic and number."""
+        if now_ms < self._next_rebalance_ms:
+            return
+        self._next_rebalance_ms = now_ms + self._settings.rebalance_interval_ms
+        possible = preferred_hand_overs(self._image, states, sorted(self._index.not_preferred))
+        for key, hand_over in islice(possible, self._settings.rebalance_partitions_max):
+            self._hand_overs.request(key, hand_over, now_ms)
 
     def _move_overdue(self, states: BrokerStates, changes: Changes, now_ms: int) -> None:
         """Replace the leaders that did not hand over in time."""
@@ -300,14 +288,11 @@ def _commands(
 ) -> list[Command]:
     """Broker commands come first; the last one carries partition changes, so that one version does both."""
     parts = changes.in_parts()
-    commands: list[Command] = []
-    of_brokers: list[tuple[type[UnfenceBroker | ShutDownBroker | FenceBroker], BrokerImage]] = [
-        *((UnfenceBroker, broker) for broker in unfenced),
-        *((ShutDownBroker, broker) for broker in leaving),
-        *((FenceBroker, broker) for broker in fenced),
+    of_brokers: list[UnfenceBroker | ShutDownBroker | FenceBroker] = [
+        *(UnfenceBroker(broker.id, broker.epoch) for broker in unfenced),
+        *(ShutDownBroker(broker.id, broker.epoch) for broker in leaving),
+        *(FenceBroker(broker.id, broker.epoch) for broker in fenced),
     ]
-    for index, (command, broker) in enumerate(of_brokers):
-        is_last = index == len(of_brokers) - 1
-        commands.append(command(broker.id, broker.epoch, parts.pop(0) if is_last and parts else ()))
-    commands += [ChangePartitions(part) for part in parts]
-    return commands
+    if of_brokers and parts:
+        of_brokers[-1] = msgspec.structs.replace(of_brokers[-1], changes=parts.pop(0))
+    return [*of_brokers, *map(ChangePartitions, parts)]

@@ -22,8 +22,8 @@ A reassignment (KIP-455) also completes here: one change removes the old replica
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.commands import PartitionChange
@@ -51,8 +51,7 @@ class Loss(Enum):
     """Some batches fail their checksum; all other batches are readable."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerStates:
+class BrokerStates(NamedTuple):
     """What each broker may do, as the controller currently knows it.
 
     `serving` brokers are neither fenced nor about to be. `staying` is the subset that is not shutting down. `can_lead`
@@ -73,12 +72,10 @@ class BrokerStates:
         return cls(serving, staying, staying, serving)
 
     def without(self, broker_id: int) -> BrokerStates:
-        own = {broker_id}
-        return BrokerStates(self.serving - own, self.staying - own, self.can_lead - own, self.unaware - own)
+        return BrokerStates(*(brokers - {broker_id} for brokers in self))
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRules:
+class TopicRules(NamedTuple):
     """The topic settings that affect elections."""
 
     min_insync: int | None
@@ -90,7 +87,6 @@ class TopicRules:
         return cls(configured_min_insync(image, topic.configs), is_unclean_allowed)
 
 
-@dataclass(slots=True)
 class Draft:
     """A pending change of one partition: create it from the image, adjust it, call `settle`, then take the `change`.
 
@@ -100,27 +96,14 @@ class Draft:
     the previous leader knows that it no longer leads.
     """
 
-    image: PartitionImage
-    leader: int = field(init=False)
-    replicas: tuple[int, ...] = field(init=False)
-    isr: tuple[int, ...] = field(init=False)
-    eligible: tuple[int, ...] = field(init=False)
-    unproven: tuple[int, ...] = field(init=False)
-    adding: tuple[int, ...] = field(init=False)
-    removing: tuple[int, ...] = field(init=False)
-    begins_epoch: bool = False
-    has_leader_resigned: bool = False
-    is_forced: bool = False
-    is_waiting: bool = False
-    hand_over_to: int | None = None
-    _lost: int | None = None
-    _is_unclean: bool = False
-
-    def __post_init__(self) -> None:
-        image = self.image
+    def __init__(self, image: PartitionImage) -> None:
+        self.image = image
         self.leader, self.replicas, self.isr = image.leader, image.replicas, image.isr
         self.eligible, self.unproven = image.eligible, image.unproven
         self.adding, self.removing = image.adding, image.removing
+        self.begins_epoch = self.has_leader_resigned = self.is_forced = self.is_waiting = self._is_unclean = False
+        self.hand_over_to: int | None = None
+        self._lost: int | None = None
 
     def lose(self, broker_id: int, loss: Loss) -> None:
         """Record that `broker_id` may lack committed records from now on.
@@ -174,26 +157,17 @@ class Draft:
         self.eligible = self.unproven = ()
 
     def change(self) -> PartitionChange | None:
-        """Return the change from the image to the draft, or None if nothing differs."""
         old = self.image
-        is_moved = self.replicas != old.replicas or self.adding != old.adding or self.removing != old.removing
-        state = (self.leader, self.isr, self.eligible, self.unproven)
-        is_same = state == (old.leader, old.isr, old.eligible, old.unproven)
-        if not is_moved and is_same and not self.begins_epoch:
+        state = (self.leader, self.isr, self.eligible)
+        is_same = (*state, self.unproven) == (old.leader, old.isr, old.eligible, old.unproven)
+        placing = (self.replicas, self.adding, self.removing)
+        is_placed = placing == (old.replicas, old.adding, old.removing)
+        if is_placed and is_same and not self.begins_epoch:
             return None
-        return PartitionChange(
-            old.partition,
-            old.partition_epoch,
-            self.leader,
-            self.isr,
-            self.eligible,
-            self.replicas if is_moved else None,
-            self.adding if is_moved else None,
-            self.removing if is_moved else None,
-            self.unproven,
-            self._is_unclean,
-            self.begins_epoch,
-        )
+        flags = (self.unproven, self._is_unclean, self.begins_epoch)
+        if is_placed:
+            return PartitionChange(old.partition, old.partition_epoch, *state, None, None, None, *flags)
+        return PartitionChange(old.partition, old.partition_epoch, *state, *placing, *flags)
 
     def _still_serves(self, brokers: BrokerStates) -> bool:
         """Whether the current leader may still answer clients."""
@@ -201,8 +175,6 @@ class Draft:
 
     def _trim(self, brokers: BrokerStates) -> None:
         staying = tuple(member for member in self.isr if member in brokers.staying)
-        if len(staying) == len(self.isr):
-            return
         if any(member in brokers.can_lead for member in staying):
             self.isr = staying
 
@@ -239,10 +211,8 @@ class Draft:
         if self.leader not in isr and self._still_serves(brokers) and not self.is_forced:
             self.hand_over_to = candidate
             return
-        self.replicas = target
-        self.isr = isr
-        self.adding = ()
-        self.removing = ()
+        self.replicas, self.isr = target, isr
+        self.adding = self.removing = ()
         if self.leader not in isr:
             self.leader = candidate
 
@@ -261,37 +231,31 @@ class Draft:
 def plan_unclean_elections(image: ClusterImage, brokers: BrokerStates, requested: Sequence[Key]) -> Plan:
     """Plan the requested unclean elections, in the order of the replicas, which an administrator can set."""
     plan = Plan()
+    # The administrator chose not to wait for the previous leader or for replicas that may have longer logs.
+    brokers = brokers._replace(unaware=frozenset())
 
     def plan_election(key: Key) -> None:
         topic, partition = image.require_partition(*key)
-        plan.changes.add(topic.id, _elect_unclean(image, brokers, topic, partition))
+        name = f"{topic.name}-{partition.partition}"
+        if partition.leader != NO_LEADER and partition.leader in brokers.serving:
+            raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by broker {partition.leader}")
+        draft = Draft(partition)
+        draft.unproven = ()
+        draft.settle(brokers, TopicRules.of(image, topic)._replace(is_unclean_allowed=False))
+        if draft.leader == NO_LEADER:
+            draft.elect_unclean(brokers, partition.replicas)
+        if draft.leader == NO_LEADER:
+            raise KafkaError(
+                ErrorCode.eligible_leaders_not_available,
+                f"none of the replicas {[*partition.replicas]} of {name} is alive",
+            )
+        plan.changes.add(topic.id, draft.change())
 
     plan.outcomes = outcomes_of(plan_election, requested)
     return plan
 
 
-def _elect_unclean(
-    image: ClusterImage, brokers: BrokerStates, topic: TopicImage, partition: PartitionImage
-) -> PartitionChange | None:
-    name = f"{topic.name}-{partition.partition}"
-    if partition.leader != NO_LEADER and partition.leader in brokers.serving:
-        raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by broker {partition.leader}")
-    draft = Draft(partition)
-    # The administrator chose not to wait for the previous leader or for replicas that may have longer logs.
-    brokers = replace(brokers, unaware=frozenset())
-    draft.unproven = ()
-    draft.settle(brokers, replace(TopicRules.of(image, topic), is_unclean_allowed=False))
-    if draft.leader == NO_LEADER:
-        draft.elect_unclean(brokers, partition.replicas)
-    if draft.leader == NO_LEADER:
-        raise KafkaError(
-            ErrorCode.eligible_leaders_not_available, f"none of the replicas {[*partition.replicas]} of {name} is alive"
-        )
-    return draft.change()
-
-
 def first_able(order: Sequence[int], members: Sequence[int], brokers: BrokerStates) -> int | None:
-    """Return the first broker in `order` that is in `members` and can lead."""
     return next((replica for replica in order if replica in members and replica in brokers.can_lead), None)
 
 
@@ -315,7 +279,6 @@ def min_insync_replicas(image: ClusterImage, topic: TopicImage, partition: Parti
 
 
 def configured_min_insync(image: ClusterImage, topic_configs: Mapping[str, str]) -> int | None:
-    """Return the value set for the topic or the cluster, or None."""
     value = image_value(image, topic_configs, MIN_INSYNC_REPLICAS)
     return value if isinstance(value, int) else None
 

@@ -6,13 +6,13 @@ controller requests a hand-over first, and replaces the leader only if it does n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from chronik.metadata.calls import HandOver
 from chronik.metadata.elections import BrokerStates
-from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage
-from chronik.metadata.index import Key, PartitionIndex
+from chronik.metadata.image import NO_LEADER, ClusterImage
+from chronik.metadata.index import Key
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
@@ -38,43 +38,23 @@ class HandOvers:
         """Remove and return the hand-overs past their deadline; also forget completed ones."""
         overdue = []
         for key, (hand_over, until_ms) in list(self._requested.items()):
-            if _leader(image, key, hand_over) is None:
+            is_completed = _leader(image, key, hand_over) is None
+            if is_completed or now_ms >= until_ms:
                 del self._requested[key]
-            elif now_ms >= until_ms:
-                del self._requested[key]
+            if now_ms >= until_ms and not is_completed:
                 overdue.append((key, hand_over))
         return overdue
 
 
-class Rebalance:
-    """Requests hand-overs to the preferred leaders of some partitions, once per interval. Owned by the controller."""
-
-    def __init__(
-        self, hand_overs: HandOvers, index: PartitionIndex, interval_ms: int, partitions_max: int, now_ms: int
-    ) -> None:
-        self._hand_overs = hand_overs
-        self._index = index
-        self._interval_ms = interval_ms
-        self._partitions_max = partitions_max
-        self._next_ms = now_ms + interval_ms
-
-    def request_due(self, image: ClusterImage, brokers: BrokerStates, now_ms: int) -> None:
-        if now_ms < self._next_ms:
-            return
-        self._next_ms = now_ms + self._interval_ms
-        for key, hand_over in islice(self._possible(image, brokers), self._partitions_max):
-            self._hand_overs.request(key, hand_over, now_ms)
-
-    def _possible(self, image: ClusterImage, brokers: BrokerStates) -> Iterable[tuple[Key, HandOver]]:
-        """Yield the partitions whose preferred leader could lead but does not, by topic and number."""
-        for name, number in sorted(self._index.not_preferred):
-            topic = image.topics.get(name)
-            partition = None if topic is None else topic.partition(number)
-            if topic is None or partition is None or partition.is_reassigned:
-                continue
-            to = _able_preferred(partition, brokers)
-            if to is not None:
-                yield (name, number), HandOver(topic.id, number, partition.leader_epoch, to)
+def preferred_hand_overs(
+    image: ClusterImage, brokers: BrokerStates, keys: Iterable[Key]
+) -> Iterator[tuple[Key, HandOver]]:
+    """Yield the hand-overs of those partitions whose preferred leader could lead but does not."""
+    for key in keys:
+        partition = image.partition(*key)
+        if partition is not None and not partition.is_reassigned:
+            with suppress(KafkaError):
+                yield key, preferred_hand_over(image, brokers, key)
 
 
 def preferred_hand_over(image: ClusterImage, brokers: BrokerStates, key: Key) -> HandOver:
@@ -83,23 +63,13 @@ def preferred_hand_over(image: ClusterImage, brokers: BrokerStates, key: Key) ->
     name = f"{topic.name}-{partition.partition}"
     if partition.leader == partition.replicas[0]:
         raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by its preferred leader {partition.leader}")
-    preferred = _able_preferred(partition, brokers)
-    if preferred is None:
+    preferred = partition.replicas[0]
+    if partition.leader == NO_LEADER or preferred not in partition.isr or preferred not in brokers.can_lead:
         raise KafkaError(
             ErrorCode.preferred_leader_not_available,
-            f"broker {partition.replicas[0]} is not in sync with {name}, or not alive: its ISR is {[*partition.isr]}",
+            f"broker {preferred} is not in sync with {name}, or not alive: its ISR is {[*partition.isr]}",
         )
     return HandOver(topic.id, partition.partition, partition.leader_epoch, preferred)
-
-
-def _able_preferred(partition: PartitionImage, brokers: BrokerStates) -> int | None:
-    """Return the preferred leader if it could take over from the current leader."""
-    if not partition.replicas:
-        return None
-    preferred = partition.replicas[0]
-    if partition.leader in (preferred, NO_LEADER) or preferred not in partition.isr:
-        return None
-    return preferred if preferred in brokers.can_lead else None
 
 
 def _leader(image: ClusterImage, key: Key, hand_over: HandOver) -> int | None:

@@ -165,16 +165,13 @@ class ClusterImage(msgspec.Struct, frozen=True):
         return None if image is None else image.partition(partition)
 
     def require_topic(self, name: str) -> TopicImage:
-        """Return the topic or raise UNKNOWN_TOPIC_OR_PARTITION."""
         topic = self.topics.get(name)
         if topic is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
         return topic
 
     def require_partition(self, topic_name: str, index: int) -> tuple[TopicImage, PartitionImage]:
-        """Return the partition with its topic, or raise UNKNOWN_TOPIC_OR_PARTITION."""
-        topic = self.topics.get(topic_name)
-        partition = None if topic is None else topic.partition(index)
+        topic, partition = self.topics.get(topic_name), self.partition(topic_name, index)
         if topic is None or partition is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic_name}-{index} does not exist")
         return topic, partition
@@ -184,8 +181,7 @@ class ClusterImage(msgspec.Struct, frozen=True):
         return broker is not None and not broker.is_fenced
 
     def live_brokers(self) -> list[BrokerImage]:
-        """The unfenced brokers, by id."""
-        return [self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].is_fenced]
+        return [broker for _, broker in sorted(self.brokers.items()) if not broker.is_fenced]
 
     def staying_brokers(self) -> list[BrokerImage]:
         """The brokers that are neither fenced nor shutting down, by id: they may get replicas."""
@@ -193,9 +189,7 @@ class ClusterImage(msgspec.Struct, frozen=True):
 
     def absent_brokers(self) -> list[BrokerImage]:
         """The brokers that are fenced or shutting down, by id."""
-        return [
-            self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].may_join_isr
-        ]
+        return [broker for _, broker in sorted(self.brokers.items()) if not broker.may_join_isr]
 
 
 encode_image: Callable[[ClusterImage], bytes] = msgspec.msgpack.Encoder().encode

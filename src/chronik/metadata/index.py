@@ -19,9 +19,7 @@ class PartitionIndex:
     """Owned by the controller. Uses dicts as ordered sets."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, TopicImage] = {}
         self._image: ClusterImage | None = None
-        self._version = 0
         self._hosted: dict[int, dict[Key, None]] = {}
         self._led: dict[int, dict[Key, None]] = {}
         self.not_preferred: dict[Key, None] = {}
@@ -30,7 +28,6 @@ class PartitionIndex:
         """For each broker, the version at which one of its leaderships was last seen to end."""
 
     def hosted_by(self, broker_id: int) -> Iterable[Key]:
-        """The partitions with a replica on the broker."""
         return self._hosted.get(broker_id, {})
 
     def led_by(self, broker_id: int) -> Iterable[Key]:
@@ -38,30 +35,25 @@ class PartitionIndex:
 
     def update(self, image: ClusterImage) -> list[Key]:
         """Update from the image; return the partitions that are new or changed, or whose topic settings changed."""
-        before = self._image
-        if before is image:
-            return []
-        self._image = image
-        self._version = image.version
-        are_all_touched = before is None or before.broker_configs is not image.broker_configs
+        before, self._image = self._image, image
+        topics = {} if before is None else before.topics
         touched: list[Key] = []
-        if before is None or before.topics is not image.topics:
+        if topics is not image.topics:
             for name, topic in image.topics.items():
-                known = self._topics.get(name)
+                known = topics.get(name)
                 if known is not topic:
-                    self._follow(known, topic, touched)
-                    self._topics[name] = topic
-            if len(self._topics) != len(image.topics):
-                for name in [name for name in self._topics if name not in image.topics]:
-                    for partition in self._topics.pop(name).partitions:
+                    self._follow(known, topic, image.version, touched)
+            for name, topic in topics.items():
+                if name not in image.topics:
+                    for partition in topic.partitions:
                         self._remove((name, partition.partition), partition)
-        if are_all_touched:
+        if before is None or before.broker_configs is not image.broker_configs:
             return [
                 (name, partition.partition) for name, topic in image.topics.items() for partition in topic.partitions
             ]
         return touched
 
-    def _follow(self, known: TopicImage | None, topic: TopicImage, touched: list[Key]) -> None:
+    def _follow(self, known: TopicImage | None, topic: TopicImage, version: int, touched: list[Key]) -> None:
         old = () if known is None else known.partitions
         is_same_topic = known is not None and known.id == topic.id and known.configs == topic.configs
         for partition in old[len(topic.partitions) :]:
@@ -74,7 +66,7 @@ class PartitionIndex:
             if before is not None:
                 self._remove(key, before)
                 if before.leader_epoch != partition.leader_epoch and before.leader != NO_LEADER:
-                    self.demoted_version[before.leader] = self._version
+                    self.demoted_version[before.leader] = version
             self._add(key, partition)
             touched.append(key)
 

@@ -37,17 +37,8 @@ def plan_isr_change(image: ClusterImage, brokers: BrokerStates, call: AlterIsrCa
         draft.leader = call.hand_over_to
         draft.has_leader_resigned = True
     draft.settle(brokers, TopicRules.of(image, topic))
-    return ChangePartition(
-        topic.id,
-        partition.partition,
-        partition.partition_epoch,
-        draft.leader,
-        draft.isr,
-        draft.eligible,
-        draft.replicas,
-        draft.adding,
-        draft.removing,
-    )
+    state = (draft.leader, draft.isr, draft.eligible, draft.replicas, draft.adding, draft.removing)
+    return ChangePartition(topic.id, partition.partition, partition.partition_epoch, *state)
 
 
 def _check_sender(image: ClusterImage, partition: PartitionImage, name: str, call: AlterIsrCall) -> None:

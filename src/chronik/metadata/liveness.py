@@ -28,7 +28,6 @@ class Session:
     """One process of one broker, as this controller knows it."""
 
     incarnation: UUID
-    epoch: int
     heard_ms: int
     was_heard: bool = False
     """Whether this controller has received a heartbeat from it."""
@@ -86,21 +85,22 @@ class Liveness:
             for session in self.sessions.values():
                 session.heard_ms = min(now_ms, session.heard_ms + stalled_ms)
         for broker in image.brokers.values():
-            known = self.sessions.get(broker.id)
-            if known is None or known.incarnation != broker.incarnation:
-                self.sessions[broker.id] = Session(broker.incarnation, broker.epoch, now_ms)
-            elif known.is_condemned and (broker.is_fenced or not self._is_over(known, now_ms)):
+            session = self._session(broker, now_ms)
+            if session.is_condemned and (broker.is_fenced or not self._is_over(session, now_ms)):
                 # Fenced as decided, or the command was refused and the broker is back.
-                known.is_condemned = False
+                session.is_condemned = False
         for broker_id in [known for known in self.sessions if known not in image.brokers]:
             del self.sessions[broker_id]
 
-    def heard(self, broker: BrokerImage, call: HeartbeatCall, now_ms: int) -> Session:
-        """Record a heartbeat from the registered process."""
+    def _session(self, broker: BrokerImage, now_ms: int) -> Session:
+        """Return the session of the registered process, which starts now if it is new."""
         session = self.sessions.get(broker.id)
         if session is None or session.incarnation != broker.incarnation:
-            session = Session(broker.incarnation, broker.epoch, now_ms)
-            self.sessions[broker.id] = session
+            session = self.sessions[broker.id] = Session(broker.incarnation, now_ms)
+        return session
+
+    def heard(self, broker: BrokerImage, call: HeartbeatCall, now_ms: int) -> Session:
+        session = self._session(broker, now_ms)
         if session.gone_ms is not None:
             if now_ms - session.gone_ms < IN_FLIGHT_MS:
                 return session
@@ -122,7 +122,6 @@ class Liveness:
             session.gone_ms = now_ms
 
     def is_alive(self, broker_id: int, now_ms: int) -> bool:
-        """Whether the broker's session may still be active."""
         session = self.sessions.get(broker_id)
         return session is not None and not self._is_over(session, now_ms)
 
@@ -139,8 +138,7 @@ class Liveness:
     def returned(self, image: ClusterImage, now_ms: int) -> list[BrokerImage]:
         """Return the fenced brokers that are alive and know that they are fenced, by id: they can be unfenced."""
         returned = []
-        for broker_id in sorted(image.brokers):
-            broker = image.brokers[broker_id]
+        for broker_id, broker in sorted(image.brokers.items()):
             session = self.sessions.get(broker_id)
             if (
                 broker.is_fenced
@@ -155,12 +153,7 @@ class Liveness:
         return returned
 
     def states(
-        self,
-        image: ClusterImage,
-        now_ms: int,
-        *,
-        unfenced: Collection[int] = (),
-        leaving: Collection[int] = (),
+        self, image: ClusterImage, now_ms: int, *, unfenced: Collection[int] = (), leaving: Collection[int] = ()
     ) -> BrokerStates:
         """Return what each broker may do now, as if the image already listed `unfenced` and `leaving` brokers.
 

@@ -9,6 +9,7 @@ topics from being created.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from random import Random
 
 from chronik.metadata.commands import Assignment
@@ -55,24 +56,27 @@ def place_replicas(
 
 def assign_manually(image: ClusterImage, replicas: Sequence[int]) -> Assignment:
     """Return the assignment that a client requested, or raise INVALID_REPLICA_ASSIGNMENT."""
-    if not replicas:
-        raise KafkaError(ErrorCode.invalid_replica_assignment, "The manual partition assignment has no replicas.")
-    if len(set(replicas)) != len(replicas):
-        raise KafkaError(
-            ErrorCode.invalid_replica_assignment, f"The manual partition assignment names a broker twice: {[*replicas]}"
-        )
-    for broker_id in replicas:
-        if broker_id not in image.brokers:
-            raise KafkaError(
-                ErrorCode.invalid_replica_assignment,
-                f"The manual partition assignment names broker {broker_id}, which does not exist.",
-            )
+    check_replicas(image, replicas, "The manual partition assignment")
     isr = tuple(broker_id for broker_id in replicas if image.brokers[broker_id].may_join_isr)
     if not isr:
         raise KafkaError(
             ErrorCode.invalid_replica_assignment, f"None of the brokers {[*replicas]} of the assignment is alive."
         )
     return Assignment(replicas=tuple(replicas), isr=isr)
+
+
+def check_replicas(image: ClusterImage, replicas: Sequence[int], what: str) -> None:
+    """Raise INVALID_REPLICA_ASSIGNMENT unless the replicas are distinct brokers, at least one."""
+    unknown = [broker_id for broker_id in replicas if broker_id not in image.brokers]
+    if not replicas:
+        reason = "has no replicas."
+    elif len(set(replicas)) != len(replicas):
+        reason = f"names a broker twice: {[*replicas]}"
+    elif unknown:
+        reason = f"names broker {unknown[0]}, which does not exist."
+    else:
+        return
+    raise KafkaError(ErrorCode.invalid_replica_assignment, f"{what} {reason}")
 
 
 def _followers(order: Sequence[BrokerImage], leader_at: int, shift: int, count: int) -> list[BrokerImage]:
@@ -98,7 +102,5 @@ def _alternate_racks(brokers: Sequence[BrokerImage]) -> list[BrokerImage]:
     racks: dict[str, list[BrokerImage]] = {}
     for broker in sorted(brokers, key=lambda broker: broker.id):
         racks.setdefault(broker.rack or "", []).append(broker)
-    order: list[BrokerImage] = []
-    for turn in range(max(map(len, racks.values()), default=0)):
-        order += [racks[rack][turn] for rack in sorted(racks) if turn < len(racks[rack])]
-    return order
+    turns = zip_longest(*(racks[rack] for rack in sorted(racks)))
+    return [broker for turn in turns for broker in turn if broker is not None]

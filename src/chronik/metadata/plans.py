@@ -60,7 +60,6 @@ class Plan:
 
     @property
     def command(self) -> ChangePartitions | None:
-        """The changes in one command, or None if there are none."""
         changes = self.changes.of_topics()
         return ChangePartitions(changes) if changes else None
 

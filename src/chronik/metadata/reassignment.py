@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from chronik.metadata.commands import PartitionChange
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
 from chronik.metadata.image import INTERNAL_TOPICS, NO_LEADER, ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.placement import check_replicas
 from chronik.metadata.plans import Changes, Plan, outcomes_of
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -44,7 +45,13 @@ def plan_moves(
                 ErrorCode.no_reassignment_in_progress, f"{topic.name}-{partition.partition} is not being moved"
             )
         if move.replicas is not None:
-            _check_target(image, partition, move.replicas, may_change_factor)
+            check_replicas(image, move.replicas, "The assignment")
+            factor, new_factor = len(partition.settled_replicas), len(move.replicas)
+            if not may_change_factor and new_factor != factor:
+                raise KafkaError(
+                    ErrorCode.invalid_replication_factor,
+                    f"The replication factor is {factor} and would become {new_factor}.",
+                )
         plan.changes.add(topic.id, reassign(image, brokers, topic, partition, move.replicas))
 
     plan.outcomes = outcomes_of(plan_move, moves)
@@ -93,26 +100,6 @@ def reassigning(
             yield name, partition
 
 
-def _check_target(
-    image: ClusterImage, partition: PartitionImage, replicas: tuple[int, ...], may_change_factor: bool
-) -> None:
-    if not replicas:
-        raise KafkaError(ErrorCode.invalid_replica_assignment, "The assignment has no replicas.")
-    if len(set(replicas)) != len(replicas):
-        raise KafkaError(ErrorCode.invalid_replica_assignment, f"The assignment names a broker twice: {[*replicas]}")
-    for broker_id in replicas:
-        if broker_id not in image.brokers:
-            raise KafkaError(
-                ErrorCode.invalid_replica_assignment, f"The assignment names broker {broker_id}, which does not exist."
-            )
-    factor = len(partition.settled_replicas)
-    if not may_change_factor and len(replicas) != factor:
-        raise KafkaError(
-            ErrorCode.invalid_replication_factor,
-            f"The replication factor is {factor} and would become {len(replicas)}.",
-        )
-
-
 def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replication_factor: int, changes: Changes) -> None:
     """Start to add replicas to each internal partition that has fewer than `replication_factor` allows.
 
@@ -130,11 +117,8 @@ def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replication
             for replica in partition.replicas:
                 hosted[replica] = hosted.get(replica, 0) + 1
         for partition in topic.partitions:
-            if (
-                len(partition.replicas) >= target
-                or partition.is_reassigned
-                or changes.has(topic.id, partition.partition)
-            ):
+            is_changing = partition.is_reassigned or changes.has(topic.id, partition.partition)
+            if is_changing or len(partition.replicas) >= target:
                 continue
             replicas = _grown(image, brokers, partition, target, hosted)
             first = min(

@@ -61,7 +61,10 @@ def restored_image(
         name: TopicImage(
             name,
             _topic_id([log for of_partition in partitions.values() for log in of_partition]) or new_topic_id(),
-            _partitions(partitions),
+            tuple(
+                _partition(index, partitions.get(index, ()), partitions[min(partitions)])
+                for index in range(max(partitions) + 1)
+            ),
             known_configs.get(name, KEEP_ALL),
         )
         for name, partitions in by_topic.items()
@@ -85,11 +88,6 @@ def _topic_id(logs: Sequence[FoundLog]) -> UUID | None:
                 f"{log.topic_id}: move the logs of the one that was deleted out of the data folders"
             )
     return known[0].topic_id if known else None
-
-
-def _partitions(logs: Mapping[int, Sequence[FoundLog]]) -> tuple[PartitionImage, ...]:
-    some = logs[min(logs)]
-    return tuple(_partition(index, logs.get(index, ()), some) for index in range(max(logs) + 1))
 
 
 def _partition(index: int, logs: Sequence[FoundLog], some: Sequence[FoundLog]) -> PartitionImage:

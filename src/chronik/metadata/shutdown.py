@@ -41,12 +41,10 @@ class Shutdowns:
         leaving = []
         for broker in image.live_brokers():
             session = self._liveness.sessions.get(broker.id)
-            if session is None or session.leaves_since_ms is None:
-                continue
-            if broker.is_shutting_down or broker.id not in brokers.serving:
+            if session is None or session.leaves_since_ms is None or broker.is_shutting_down:
                 continue
             is_time = now_ms - session.leaves_since_ms >= self._hand_over_ms
-            if is_time or not self.hand_overs(image, brokers, broker):
+            if broker.id in brokers.serving and (is_time or not self.hand_overs(image, brokers, broker)):
                 leaving.append(broker)
         return leaving
 
@@ -57,13 +55,10 @@ class Shutdowns:
         others = brokers.serving - {broker.id}
         if session.may_stop or broker.is_fenced or not others:
             return True
-        if not broker.is_shutting_down or session.leaves_since_ms is None:
-            return False
-        is_time = now_ms - session.leaves_since_ms >= self._patience_ms
-        if not is_time and not self._has_left(image, brokers, broker):
-            return False
-        session.may_stop = True
-        return True
+        if broker.is_shutting_down and session.leaves_since_ms is not None:
+            is_time = now_ms - session.leaves_since_ms >= self._patience_ms
+            session.may_stop = is_time or self._has_left(image, brokers, broker)
+        return session.may_stop
 
     def _has_left(self, image: ClusterImage, brokers: BrokerStates, broker: BrokerImage) -> bool:
         for name, number in self._index.led_by(broker.id):

@@ -18,7 +18,7 @@ class Candidate:
         self.kind = RoleKind.PRE_CANDIDATE if transition.is_pre_vote else RoleKind.CANDIDATE
         self._state = state
         self._is_pre_vote = transition.is_pre_vote
-        self._deadline_ms = state.now_ms + state.election_timeout_ms()
+        self.deadline_ms = state.now_ms + state.election_timeout_ms()
         self._answers: dict[int, bool] = {}
         if not transition.is_pre_vote:
             state.enter_term(state.term + 1, state.node_id)
@@ -35,10 +35,6 @@ class Candidate:
     def _election_term(self) -> int:
         return self._state.term + 1 if self._is_pre_vote else self._state.term
 
-    @property
-    def deadline_ms(self) -> int:
-        return self._deadline_ms
-
     def started(self) -> Transition | None:
         """Answer this node's own pre-vote; its own vote is valid only once it is durable."""
         return self._answered(self._state.node_id, True) if self._is_pre_vote else None
@@ -49,7 +45,7 @@ class Candidate:
         return self._answered(self._state.node_id, True)
 
     def tick(self) -> Transition | None:
-        return ToCandidate(is_pre_vote=True) if self._state.now_ms >= self._deadline_ms else None
+        return ToCandidate(is_pre_vote=True) if self._state.now_ms >= self.deadline_ms else None
 
     def receive(self, message: Message) -> Transition | None:
         body = message.body
@@ -64,9 +60,8 @@ class Candidate:
     def _answered(self, node_id: int, is_granted: bool) -> Transition | None:
         self._answers.setdefault(node_id, is_granted)
         membership = self._state.membership
-        if membership.has_majority([each for each, granted in self._answers.items() if granted]):
+        granted = [each for each, is_granted in self._answers.items() if is_granted]
+        if membership.has_majority(granted):
             return ToCandidate(is_pre_vote=False) if self._is_pre_vote else ToLeader()
-        refusals = [each for each, granted in self._answers.items() if not granted]
-        if len(refusals) * 2 >= len(membership.voters):
-            return ToFollower(self._state.term)
-        return None
+        refusals = len(self._answers) - len(granted)
+        return ToFollower(self._state.term) if refusals * 2 >= len(membership.voters) else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from chronik.raft.messages import (
     Append,
     AppendReply,
@@ -20,15 +18,6 @@ from chronik.raft.state import RaftState, ToCandidate, Transition
 from chronik.raft.store import Snapshot
 
 
-@dataclass(slots=True)
-class IncomingSnapshot:
-    """A snapshot being received, in consecutive chunks."""
-
-    index: int
-    term: int
-    data: bytearray = field(default_factory=bytearray)
-
-
 class Follower:
     """Follows `state.leader` if it is known. Learners and nodes that are not (yet) members are followers too."""
 
@@ -38,7 +27,10 @@ class Follower:
         self._state = state
         self._timeout_ms = 0 if state.is_sole_voter else state.election_timeout_ms()
         self._waiting_since_ms = state.now_ms
-        self._incoming: IncomingSnapshot | None = None
+        self._incoming = bytearray()
+        """The snapshot being received, in consecutive chunks."""
+        self._incoming_at: tuple[int, int] | None = None
+        """Its index and term."""
 
     @property
     def deadline_ms(self) -> int | None:
@@ -107,17 +99,18 @@ class Follower:
             state.commit_to(chunk.index)
             state.send_after(source, store, AppendReply(chunk.index))
             return
-        incoming = self._incoming
-        if incoming is None or (incoming.index, incoming.term) != (chunk.index, chunk.index_term):
-            incoming = self._incoming = IncomingSnapshot(chunk.index, chunk.index_term)
+        if self._incoming_at != (chunk.index, chunk.index_term):
+            self._incoming_at = (chunk.index, chunk.index_term)
+            self._incoming.clear()
         is_too_large = chunk.size_bytes > state.settings.snapshot_bytes_max
-        if chunk.offset == len(incoming.data) and not is_too_large:
-            incoming.data += chunk.data
-        if len(incoming.data) < chunk.size_bytes:
-            self._answer_once_in_term(message, SnapshotReply(chunk.index, len(incoming.data)))
+        if chunk.offset == len(self._incoming) and not is_too_large:
+            self._incoming += chunk.data
+        if len(self._incoming) < chunk.size_bytes:
+            self._answer_once_in_term(message, SnapshotReply(chunk.index, len(self._incoming)))
             return
-        self._incoming = None
-        state.restore(Snapshot(chunk.index, chunk.index_term, chunk.membership, bytes(incoming.data)))
+        self._incoming_at = None
+        state.restore(Snapshot(chunk.index, chunk.index_term, chunk.membership, bytes(self._incoming)))
+        self._incoming.clear()
         state.send_after(source, store, AppendReply(chunk.index))
 
     def _answer_once_in_term(self, message: Message, body: Body) -> None:

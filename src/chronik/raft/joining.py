@@ -14,7 +14,6 @@ until then; a learner that has caught up gets a vote while there are too few vot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 from uuid import UUID
 
 from chronik.raft.leader import Leader
@@ -34,21 +33,17 @@ JOINER_HELLOS = 5
 """A joiner that misses this many hellos is down, or has joined."""
 
 
-class Joiner(NamedTuple):
-    """A node that belongs to no cluster and has sent a hello to this leader."""
-
-    change: AddLearner
-    heard_ms: int
-
-
 class Joiners:
-    """The nodes that recently asked to join, and those whose id was taken, so that each is reported once."""
+    """The nodes that recently sent a hello to this leader: how to add each, and when it was heard.
+
+    Also the stores whose node id was taken, so that each is reported once.
+    """
 
     __slots__ = ("_joiners", "_reported", "_state")
 
     def __init__(self, state: RaftState) -> None:
         self._state = state
-        self._joiners: dict[int, Joiner] = {}
+        self._joiners: dict[int, tuple[AddLearner, int]] = {}
         self._reported: dict[UUID, None] = {}
 
     def clear(self) -> None:
@@ -64,7 +59,7 @@ class Joiners:
         self._forget_old()
         if hello.node_id in self._joiners or len(self._joiners) < JOINERS_MAX:
             change = AddLearner(hello.node_id, hello.store, hello.address)
-            self._joiners[hello.node_id] = Joiner(change, self._state.now_ms)
+            self._joiners[hello.node_id] = change, self._state.now_ms
 
     def suggest_change(self, leader: Leader, voters_max: int) -> MembershipChange | None:
         """Return None if no change is needed, or if it is not allowed now."""
@@ -74,7 +69,12 @@ class Joiners:
     def _next_change(self, leader: Leader, voters_max: int) -> MembershipChange | None:
         self._forget_old()
         membership = self._state.membership
-        changes = [change for change in self._additions() if not leader.is_in_use(change.node_id, change.store)]
+        known = [*(member.store for member in membership.members), *membership.removed]
+        changes = [
+            change
+            for _, (change, _) in sorted(self._joiners.items())
+            if change.store not in known and not leader.is_in_use(change.node_id, change.store)
+        ]
         for change in changes:
             if membership.member(change.node_id) is not None:
                 return change
@@ -84,17 +84,9 @@ class Joiners:
                     return Promote(member.node_id)
         return changes[0] if changes else None
 
-    def _additions(self) -> list[AddLearner]:
-        """Return the additions of joiners whose current store is neither a member's nor a removed one."""
-        changes = [self._joiners[node_id].change for node_id in sorted(self._joiners)]
-        membership = self._state.membership
-        known = [member.store for member in membership.members] + list(membership.removed)
-        return [change for change in changes if change.store not in known]
-
     def _forget_old(self) -> None:
         horizon_ms = self._state.now_ms - JOINER_HELLOS * self._state.settings.hello_interval_ms
-        for node_id in [each for each, joiner in self._joiners.items() if joiner.heard_ms < horizon_ms]:
-            del self._joiners[node_id]
+        self._joiners = {each: joiner for each, joiner in self._joiners.items() if joiner[1] >= horizon_ms}
 
 
 class Introduction:

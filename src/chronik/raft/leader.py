@@ -22,41 +22,15 @@ from chronik.raft.state import RaftState, ToFollower, Transition
 from chronik.raft.store import Entry, EntryKind
 
 
-class Rounds:
-    """Heartbeat rounds: how a leader knows that it still led at some moment. Its lease depends on them.
-
-    Each broadcast of heartbeats is a numbered round. When a majority has answered a round, no other node was leader
-    when the round started. The lease starts at that moment, not with the replies: from then on a majority refuses votes
-    for an election timeout. Invariant: `contact_ms` is the start of the latest round that a majority has answered.
-    """
-
-    __slots__ = ("_begun", "_state", "contact_ms", "lease_from_ms", "number")
-
-    def __init__(self, state: RaftState) -> None:
-        self._state = state
-        self.number = 0
-        self.contact_ms = state.now_ms
-        self.lease_from_ms: int | None = None
-        """None until a majority has answered this leader; being elected alone does not make voters refuse votes."""
-        self._begun: deque[tuple[int, int]] = deque()
-
-    def begin(self) -> int:
-        """Start a new round now and return its number."""
-        self.number += 1
-        self._begun.append((self.number, self._state.now_ms))
-        return self.number
-
-    def answered(self, number: int) -> None:
-        """Note that a majority has answered round `number`, and so all rounds before it."""
-        while self._begun and self._begun[0][0] <= number:
-            _, self.contact_ms = self._begun.popleft()
-            self.lease_from_ms = self.contact_ms
-
-
 class Leader:
     """Leads in the current term.
 
-    Invariant: the log only grows; `progress` has one entry for each other member, with the store the membership names.
+    Each broadcast of heartbeats is a numbered round. When a majority has answered a round, no other node was leader
+    when the round started. The lease starts at that moment, not with the replies: from then on a majority refuses votes
+    for an election timeout.
+
+    Invariants: the log only grows; `progress` has one entry for each other member, with the store the membership names;
+    `_contact_ms` is the start of the latest round that a majority has answered.
     """
 
     kind = RoleKind.LEADER
@@ -66,7 +40,11 @@ class Leader:
         state.leader = state.node_id
         self.progress: dict[int, Progress] = {}
         self._follow_membership()
-        self._rounds = Rounds(state)
+        self._round = 0
+        self._rounds_begun: deque[tuple[int, int]] = deque()
+        self._contact_ms = state.now_ms
+        self._lease_from_ms: int | None = None
+        """None until a majority has answered this leader; being elected alone does not make voters refuse votes."""
         self._transfer: tuple[int, int] | None = None
         self._has_handed_over = False
         self._next_heartbeat_ms = state.now_ms
@@ -75,11 +53,9 @@ class Leader:
         self._established_index = self._append(EntryKind.NO_OP, b"").index
         self._send_heartbeats()
 
-    # Time
-
     @property
     def deadline_ms(self) -> int:
-        quorum_ms = self._rounds.contact_ms + self._state.settings.election_timeout_ms
+        quorum_ms = self._contact_ms + self._state.settings.election_timeout_ms
         deadlines = [self._next_heartbeat_ms, quorum_ms]
         if self._transfer is not None:
             deadlines.append(self._transfer[1])
@@ -87,7 +63,7 @@ class Leader:
 
     def tick(self) -> Transition | None:
         state = self._state
-        if state.now_ms - self._rounds.contact_ms >= state.settings.election_timeout_ms:
+        if state.now_ms - self._contact_ms >= state.settings.election_timeout_ms:
             # Check-quorum: other nodes may have elected a leader that this node cannot hear.
             return ToFollower(state.term)
         if self._transfer is not None and state.now_ms >= self._transfer[1]:
@@ -105,19 +81,20 @@ class Leader:
 
     def _send_heartbeats(self) -> None:
         state = self._state
-        number = self._rounds.begin()
+        self._round += 1
+        self._rounds_begun.append((self._round, state.now_ms))
         self._next_heartbeat_ms = state.now_ms + state.settings.heartbeat_interval_ms
         for node_id, progress in self.progress.items():
             commit = min(progress.match_index, state.commit_index)
-            state.send(node_id, progress.store, Heartbeat(commit, number, state.log.term_at(commit) or 0))
+            state.send(node_id, progress.store, Heartbeat(commit, self._round, state.log.term_at(commit) or 0))
         self._update_rounds()
 
     @property
     def lease_until_ms(self) -> int | None:
         """Until when, by this node's clock, no other node can have been elected; None if that is unknown."""
-        if self._has_handed_over or self._rounds.lease_from_ms is None or not self.is_established:
+        if self._has_handed_over or self._lease_from_ms is None or not self.is_established:
             return None
-        return self._rounds.lease_from_ms + self._state.settings.lease_ms
+        return self._lease_from_ms + self._state.settings.lease_ms
 
     @property
     def is_established(self) -> bool:
@@ -125,8 +102,6 @@ class Leader:
 
     def _is_active(self, progress: Progress) -> bool:
         return progress.is_active(self._state.now_ms, self._state.settings.election_timeout_ms)
-
-    # Requests
 
     def propose(self, data: bytes) -> ProposalId | Refused:
         state = self._state
@@ -221,16 +196,10 @@ class Leader:
             state.send(target, self.progress[target].store, TimeoutNow())
         return ToFollower(state.term)
 
-    def resign(self) -> None:
-        """Stop refusing votes: this node no longer leads."""
-        self._state.stop_hearing()
-
-    # The log
-
     def _propose(self, kind: EntryKind, data: bytes) -> ProposalId:
         entry = self._append(kind, data)
         proposal = ProposalId(entry.index, entry.term)
-        self._state.proposals.add(proposal)
+        self._state.proposals.append(proposal)
         return proposal
 
     def _append(self, kind: EntryKind, data: bytes) -> Entry:
@@ -242,16 +211,14 @@ class Leader:
 
     def _follow_membership(self) -> None:
         """Update `progress`: members may have been added or removed, or have returned with another store."""
-        state = self._state
-        kept = self.progress
+        state, kept = self._state, self.progress
         self.progress = {}
         for member in state.membership.members:
-            if member.node_id == state.node_id:
-                continue
-            known = kept.get(member.node_id)
-            is_same = known is not None and known.store == member.store
-            progress = known if known is not None and is_same else Progress(member.store, state.log.last_index + 1)
-            self.progress[member.node_id] = progress
+            if member.node_id != state.node_id:
+                known = kept.get(member.node_id)
+                is_same = known is not None and known.store == member.store
+                progress = known if known is not None and is_same else Progress(member.store, state.log.last_index + 1)
+                self.progress[member.node_id] = progress
 
     def persisted(self) -> Transition | None:
         """Commit: only durable entries of the leader count toward a majority."""
@@ -262,8 +229,7 @@ class Leader:
         index = state.membership.majority_value(self._match_index)
         if index <= state.commit_index or state.log.term_at(index) != state.term:
             return None
-        committed = state.uncommitted(index)
-        self._uncommitted_bytes -= sum(entry.size_bytes for entry in committed)
+        self._uncommitted_bytes -= sum(entry.size_bytes for entry in state.uncommitted(index))
         state.commit_to(index)
         # A membership with fewer voters may have a majority for a later round.
         self._update_rounds()
@@ -277,8 +243,6 @@ class Leader:
         if node_id == self._state.node_id:
             return self._state.log.durable_index
         return self.progress[node_id].match_index
-
-    # Replies
 
     def receive(self, message: Message) -> Transition | None:
         state = self._state
@@ -306,12 +270,13 @@ class Leader:
         return None
 
     def _update_rounds(self) -> None:
-        self._rounds.answered(self._state.membership.majority_value(self._acked_round))
+        answered = self._state.membership.majority_value(self._acked_round)
+        while self._rounds_begun and self._rounds_begun[0][0] <= answered:
+            _, self._contact_ms = self._rounds_begun.popleft()
+            self._lease_from_ms = self._contact_ms
 
     def _acked_round(self, node_id: int) -> int:
-        return self._rounds.number if node_id == self._state.node_id else self.progress[node_id].acked_round
-
-    # Replication
+        return self._round if node_id == self._state.node_id else self.progress[node_id].acked_round
 
     def send_due(self) -> None:
         """Send each peer what it may receive now. Called once per Ready, so that proposals are sent in batches."""
@@ -333,7 +298,9 @@ class Leader:
             prev_index = progress.next_index - 1
             prev_term = log.term_at(prev_index)
             if prev_term is None:
-                self._start_snapshot(progress)
+                if log.snapshot is not None and self._is_active(progress):
+                    # Until the peer responds, heartbeats are enough.
+                    progress.start(Mode.SNAPSHOT, log.snapshot)
                 return
             entries = (
                 log.entries(progress.next_index, log.last_index, settings.append_bytes_max, settings.append_entries_max)
@@ -347,12 +314,6 @@ class Leader:
                 return
             state.send(node_id, progress.store, Append(prev_index, prev_term, entries, commit))
             progress.appended(last_index, sum(entry.size_bytes for entry in entries), commit)
-
-    def _start_snapshot(self, progress: Progress) -> None:
-        """Start a snapshot only if the peer responds; until then heartbeats are enough."""
-        snapshot = self._state.log.snapshot
-        if snapshot is not None and self._is_active(progress):
-            progress.start(Mode.SNAPSHOT, snapshot)
 
     def _send_chunk(self, node_id: int, progress: Progress) -> None:
         """Send one chunk at a time: the next one after a reply, the same one again if the reply is overdue."""

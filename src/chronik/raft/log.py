@@ -48,10 +48,6 @@ class RaftLog:
     def last_term(self) -> int:
         return self._entries[-1].term if self._entries else self.base_term
 
-    @property
-    def is_empty(self) -> bool:
-        return self.last_index == 0
-
     def term_at(self, index: int) -> int | None:
         """Return the term of the entry at `index`; None if it was compacted away or does not exist yet."""
         if index == self.base_index:
@@ -105,9 +101,6 @@ class RaftLog:
         if index <= self.base_index:
             raise RaftError(f"entry {index} is compacted away and cannot be cut")
         del self._entries[index - self.base_index - 1 :]
-        self._mark_cut(index)
-
-    def _mark_cut(self, index: int) -> None:
         if index <= self._handed_index:
             self._cut_from = index if self._cut_from is None else min(self._cut_from, index)
         self._handed_index = min(self._handed_index, index - 1)
@@ -116,13 +109,13 @@ class RaftLog:
     def restore(self, snapshot: Snapshot) -> None:
         """Replace the whole log by the leader's snapshot. Nothing is durable until the snapshot is stored."""
         self._entries.clear()
-        self._mark_cut(1)
         self.snapshot = self._unpersisted_snapshot = snapshot
         self.base_index, self.base_term = snapshot.index, snapshot.term
         self._handed_index = snapshot.index
         self._drop_before = None
         # A pending write says nothing about this log.
         self._cut_from = 1
+        self.durable_index = 0
 
     def compact(self, snapshot: Snapshot, trailing_entries: int) -> None:
         """Install the state machine's own snapshot; drop entries up to it, except the last few for slow peers."""
@@ -139,8 +132,7 @@ class RaftLog:
 
         None if the store lacks nothing, apart from a new `hard_state`.
         """
-        are_entries_stored = self._handed_index >= self.last_index
-        entries = () if are_entries_stored else tuple(self._entries[self._handed_index - self.base_index :])
+        entries = tuple(self._entries[self._handed_index - self.base_index :])
         persist = Persist(hard_state, self._unpersisted_snapshot, self._drop_before, self._cut_from, entries)
         if persist == Persist(hard_state):
             return None

@@ -64,8 +64,6 @@ class RaftNode:
         self._reported = RoleChanged(RoleKind.FOLLOWER, state.term, None)
         self._persisting: Ready | None = None
 
-    # Queries
-
     @property
     def node_id(self) -> int:
         return self._state.node_id
@@ -84,12 +82,10 @@ class RaftNode:
 
     @property
     def vote(self) -> int | None:
-        """The node that this node voted for in the current term."""
         return self._state.vote
 
     @property
     def leader(self) -> int | None:
-        """The leader of the current term, if known."""
         return self._state.leader
 
     @property
@@ -122,8 +118,6 @@ class RaftNode:
         Compare it with the clock at the moment of use. Each heartbeat that a majority answers renews it.
         """
         return self._role.lease_until_ms if isinstance(self._role, Leader) else None
-
-    # Events
 
     def next_deadline_ms(self) -> int | None:
         """Return when `tick` is due; None if only a message can change anything."""
@@ -220,8 +214,6 @@ class RaftNode:
     def _set_time(self, now_ms: int) -> None:
         self._state.now_ms = max(self._state.now_ms, now_ms)
 
-    # Messages
-
     def _vote(self, message: Message, request: VoteRequest) -> None:
         """Answer a vote request, also of a node outside the membership: a lagging log does not know all members."""
         state = self._state
@@ -276,14 +268,12 @@ class RaftNode:
             relayed = Hello(hello.node_id, hello.store, hello.address, is_relayed=True)
             state.send(state.leader, None if leader is None else leader.store, relayed)
 
-    # Roles
-
     def _change_role(self, transition: Transition | None) -> None:
         """Change the role, and repeat while the new role requests another one."""
         state = self._state
         while transition is not None:
             if isinstance(self._role, Leader):
-                self._role.resign()
+                state.stop_hearing()
                 self._joiners.clear()
             if isinstance(transition, ToFollower):
                 if transition.term > state.term:
@@ -303,8 +293,6 @@ class RaftNode:
             self._reported = now
             state.events.append(now)
 
-    # Output
-
     def ready(self) -> Ready | None:
         """Return the next work to carry out. Call this after each event until it returns None."""
         state = self._state
@@ -322,16 +310,9 @@ class RaftNode:
         committed = state.take_committed()
         if self.is_leader and any(each.kind is EntryKind.NO_OP and each.term == state.term for each in committed):
             state.events.append(LeaderEstablished(state.term))
-        ready = Ready(
-            tuple(messages),
-            persist,
-            tuple(messages_after),
-            restore,
-            committed,
-            tuple(state.proposals.dropped),
-            tuple(state.events),
-        )
-        state.proposals.dropped.clear()
+        dropped, events = tuple(state.proposals_dropped), tuple(state.events)
+        ready = Ready(tuple(messages), persist, tuple(messages_after), restore, committed, dropped, events)
+        state.proposals_dropped.clear()
         state.events.clear()
         if ready == _NOTHING:
             return None
@@ -340,7 +321,6 @@ class RaftNode:
         return ready
 
     def persisted(self, ready: Ready, now_ms: int) -> None:
-        """Note that the write of `ready.persist` is durable."""
         self._set_time(now_ms)
         if ready.persist is None:
             return

@@ -93,7 +93,6 @@ class Progress:
             self.is_probe_sent = False
 
     def chunk_taken(self, index: int, next_offset: int) -> None:
-        """Note that the peer has the snapshot's bytes before `next_offset`."""
         if self.snapshot is not None and self.snapshot.index == index:
             self.chunk_offset = min(next_offset, len(self.snapshot.data))
             self.chunk_sent_ms = None

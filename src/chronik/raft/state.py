@@ -93,37 +93,12 @@ Transition: TypeAlias = ToFollower | ToCandidate | ToLeader
 """The next role that the current role requests from `RaftNode`."""
 
 
-class Proposals:
-    """Pending proposals by increasing index. Invariant: each one's entry is in this node's log as proposed."""
-
-    __slots__ = ("_open", "dropped")
-
-    def __init__(self) -> None:
-        self._open: deque[ProposalId] = deque()
-        self.dropped: list[ProposalId] = []
-        """Reported with the next Ready."""
-
-    def add(self, proposal: ProposalId) -> None:
-        self._open.append(proposal)
-
-    def committed(self, index: int) -> None:
-        """Note that entries up to `index` are committed as in the log; proposers see them in `Ready.committed`."""
-        while self._open and self._open[0].index <= index:
-            self._open.popleft()
-
-    def cut_from(self, index: int) -> None:
-        """Note that the next leader's entries replaced those from `index` on."""
-        dropped: list[ProposalId] = []
-        while self._open and self._open[-1].index >= index:
-            dropped.append(self._open.pop())
-        self.dropped.extend(reversed(dropped))
-
-
 class RaftState:
     """Shared by the roles, of which one is active at a time.
 
-    Invariants: term, commit_index and applied_index never fall; applied_index <= commit_index and <= durable_index.
-    `now_ms` is the time of the current event.
+    Invariants: term, commit_index and applied_index never fall; applied_index <= commit_index and <= durable_index; the
+    pending `proposals` have increasing indexes, and the log holds the entry of each as proposed. `now_ms` is the time
+    of the current event.
     """
 
     def __init__(
@@ -137,17 +112,14 @@ class RaftState:
         self.now_ms = now_ms
         self.log = RaftLog(stored.snapshot, stored.entries)
         snapshot = stored.snapshot
-        self.members = MembershipHistory(0, Membership())
-        if snapshot is not None:
-            self.members = MembershipHistory(snapshot.index, snapshot.membership)
+        first, membership = (0, Membership()) if snapshot is None else (snapshot.index, snapshot.membership)
+        self.members = MembershipHistory(first, membership)
         for entry in stored.entries:
             if entry.kind is EntryKind.MEMBERSHIP and entry.index > self.members.index:
                 self.members.append(entry.index, decode_membership(entry.data))
         self.term = stored.hard_state.term
         self.vote = stored.hard_state.vote
-        self.commit_index = min(stored.hard_state.commit, self.log.last_index)
-        if snapshot is not None:
-            self.commit_index = max(self.commit_index, snapshot.index)
+        self.commit_index = max(first, min(stored.hard_state.commit, self.log.last_index))
         self.applied_index = 0
         self.leader: int | None = None
         self.heard_ms = now_ms
@@ -156,13 +128,12 @@ class RaftState:
             self.stop_hearing()
         self.is_storage_failed = False
         """Whether the store refuses writes, or does not respond: this node must not lead then."""
-        self.proposals = Proposals()
+        self.proposals: deque[ProposalId] = deque()
+        self.proposals_dropped: list[ProposalId] = []
         self.events: list[Event] = []
         self.messages: list[Message] = []
         self.messages_after: list[Message] = []
         self._handed_state = self._durable_state = (self.term, self.vote)
-
-    # Identity and contact with the leader
 
     @property
     def membership(self) -> Membership:
@@ -171,7 +142,7 @@ class RaftState:
     @property
     def is_blank(self) -> bool:
         """Whether the store holds no entries of any cluster. It may still hold a vote, which remains valid."""
-        return self.log.is_empty
+        return self.log.last_index == 0
 
     @property
     def may_campaign(self) -> bool:
@@ -194,8 +165,6 @@ class RaftState:
         timeout_ms = self.settings.election_timeout_ms
         return timeout_ms + self.random.randrange(timeout_ms)
 
-    # Messages
-
     def send(self, target: int, store: UUID | None, body: Body, term: int | None = None) -> None:
         """Send a message at once: it depends on nothing that is not durable yet."""
         self.messages.append(self._message(target, store, body, term))
@@ -209,17 +178,12 @@ class RaftState:
 
     @property
     def is_state_durable(self) -> bool:
-        """Whether the current term and vote are on disk."""
         return self._durable_state == (self.term, self.vote)
-
-    # Term and vote
 
     def enter_term(self, term: int, vote: int | None) -> None:
         self.term = term
         self.vote = vote
         self.leader = None
-
-    # The log
 
     def append(self, entries: Sequence[Entry]) -> None:
         self.log.append(entries)
@@ -242,17 +206,16 @@ class RaftState:
 
     def cut_from(self, index: int) -> None:
         self.log.cut_from(index)
-        self.proposals.cut_from(index)
+        self._drop_proposals(index)
         if self.members.cut_from(index):
             self.events.append(MembershipChanged(self.membership, self.members.index <= self.commit_index))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Replace the log by a leader's snapshot."""
         self.log.restore(snapshot)
         self.members = MembershipHistory(snapshot.index, snapshot.membership)
-        self.proposals.committed(snapshot.index)
+        self._forget_proposals(snapshot.index)
         # Entries after one that differs from the leader's were never committed.
-        self.proposals.cut_from(snapshot.index + 1)
+        self._drop_proposals(snapshot.index + 1)
         self.commit_index = snapshot.index
         self.events.append(MembershipChanged(snapshot.membership, True))
 
@@ -272,14 +235,22 @@ class RaftState:
         if self.commit_index < self.members.index <= index:
             self.events.append(MembershipChanged(self.membership, True))
         self.commit_index = index
-        self.proposals.committed(index)
+        self._forget_proposals(index)
+
+    def _forget_proposals(self, index: int) -> None:
+        """Entries up to `index` are committed as in the log: proposers see them in `Ready.committed`."""
+        while self.proposals and self.proposals[0].index <= index:
+            self.proposals.popleft()
+
+    def _drop_proposals(self, index: int) -> None:
+        """The next leader's entries replaced those from `index` on."""
+        self.proposals_dropped += [each for each in self.proposals if each.index >= index]
+        self.proposals = deque(each for each in self.proposals if each.index < index)
 
     def uncommitted(self, last: int | None = None) -> tuple[Entry, ...]:
         """Return the entries after the commit index, up to `last` or all of them."""
         last = self.log.last_index if last is None else last
         return self.log.entries(self.commit_index + 1, last, sys.maxsize, sys.maxsize)
-
-    # Output
 
     def take_persist(self) -> Persist | None:
         hard_state = HardState(self.term, self.vote, self.commit_index)

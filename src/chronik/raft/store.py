@@ -105,7 +105,6 @@ class RaftStore(Protocol):
 
 
 def stored_after(stored: StoredState, persist: Persist) -> StoredState:
-    """Return what a store holds after the write."""
     first = 0 if persist.drop_before is None else persist.drop_before
     cut_from = persist.entries[0].index if persist.entries else None
     if persist.cut_from is not None:

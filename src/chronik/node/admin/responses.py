@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.plans import Plan
-from chronik.node.membership.metadata_log import MetadataLog, propose_plan
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import ErrorValues, Request, Values
 from chronik.node.serving.deadlines import bounded_wait_s
@@ -70,7 +70,7 @@ async def propose_within(metadata: MetadataLog, wait: timedelta, make_plan: Call
     wait_s = bounded_wait_s(wait)
     try:
         async with asyncio.timeout(wait_s):
-            return await propose_plan(metadata, make_plan)
+            return await metadata.propose_plan(make_plan)
     except TimeoutError:
         raise _not_done(wait_s) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from chronik.metadata.calls import HeartbeatCall, HeartbeatResult, RegisterBrokerCall
 from chronik.metadata.events import BrokerUnfenced, Event, LeaderChanged, PartitionsCreated, TopicCreated, TopicDeleted
@@ -76,8 +77,6 @@ class BrokerSession:
         """Whether this broker may act as leader of the partitions it leads in its image."""
         return self._loop.time() < self._lease_until_s
 
-    # -- lifecycle: start ----------------------------------------------------------------------------------------------
-
     async def register(self) -> None:
         """Register this process with the controller; return once this node's own image has the registration."""
         result = await self._client.call(self.registration, REGISTER_TIMEOUT_S)
@@ -97,8 +96,6 @@ class BrokerSession:
                 return
             await self._metadata.applied(self._metadata.version + 1)
 
-    # -- lifecycle: stop -----------------------------------------------------------------------------------------------
-
     async def leave(self, timeout_s: float) -> bool:
         """Request a controlled shutdown. Return whether other brokers took over all leadership in time."""
         if self._heartbeats is None:
@@ -106,11 +103,9 @@ class BrokerSession:
         self._is_leaving = True
         self._answered_s = self._loop.time()
         self._wake.set()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._left.wait()
-        except TimeoutError:
-            return False
         return self._has_handed_over
 
     def removed(self) -> None:
@@ -124,8 +119,6 @@ class BrokerSession:
                 task.cancel()
         self._lease_until_s = 0.0
 
-    # -- heartbeats ----------------------------------------------------------------------------------------------------
-
     def heartbeat_soon(self) -> None:
         """Send a heartbeat now: it has news that should not wait for the next interval."""
         self._wake.set()
@@ -138,23 +131,13 @@ class BrokerSession:
             except Exception:
                 # Keep sending heartbeats after any error: without them this broker would be fenced.
                 self._log.exception("heartbeat_failed")
-            interval_s = LEAVING_INTERVAL_S if self._is_leaving else HEARTBEAT_INTERVAL_S
-            try:
-                async with asyncio.timeout(interval_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVING_INTERVAL_S if self._is_leaving else HEARTBEAT_INTERVAL_S):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _heartbeat(self) -> None:
-        registration = self.registration
-        call = HeartbeatCall(
-            registration.broker_id,
-            registration.incarnation,
-            self.broker_epoch,
-            self.applied_version,
-            self._is_leaving,
-            self._cannot_write(),
-        )
+        process = (self.registration.broker_id, self.registration.incarnation, self.broker_epoch)
+        call = HeartbeatCall(*process, self.applied_version, self._is_leaving, self._cannot_write())
         sent_s = self._loop.time()
         if self._is_leaving and sent_s - self._answered_s > LEAVING_SILENCE_S:
             self._left.set()
@@ -168,7 +151,11 @@ class BrokerSession:
                 self._lease_until_s = 0.0
                 self._on_replaced(ConfigError(error.message))
             elif error.code in UNKNOWN_TO_CONTROLLER and not self._is_leaving and not self._is_removed:
-                await self._register_again(error)
+                self._log.warning("broker_registers_again", reason=error.message)
+                try:
+                    await self.register()
+                except KafkaError as refused:
+                    self._log.warning("broker_not_registered", reason=refused.message)
             return
         self._answered_s = self._loop.time()
         self._lease_until_s = max(self._lease_until_s, sent_s + result.lease_ms / 1000)
@@ -181,31 +168,20 @@ class BrokerSession:
             self._has_handed_over = True
             self._left.set()
 
-    async def _register_again(self, reason: KafkaError) -> None:
-        self._log.warning("broker_registers_again", reason=reason.message)
-        try:
-            await self.register()
-        except KafkaError as error:
-            self._log.warning("broker_not_registered", reason=error.message)
-
-    # -- applying the image --------------------------------------------------------------------------------------------
-
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        self._has_news = self._has_news or any(
-            is_structural(event) or self._ends_own_leadership(event) for event in events
-        )
+        broker_id = self.registration.broker_id
         self._start_applying()
         for event in events:
-            if isinstance(event, BrokerUnfenced) and event.broker.id == self.registration.broker_id:
-                # The next heartbeat brings a lease. Send it now, so that clients do not wait.
-                self._wake.set()
-
-    def _ends_own_leadership(self, event: Event) -> bool:
-        """Return whether a partition's next leader waits until this broker knows that it no longer leads."""
-        if not isinstance(event, LeaderChanged):
-            return False
-        partition = event.partition
-        return partition.leader == NO_LEADER and partition.last_known_leader == self.registration.broker_id
+            match event:
+                case TopicCreated() | TopicDeleted() | PartitionsCreated():
+                    # A caller may be waiting until all brokers have applied it.
+                    self._has_news = True
+                case LeaderChanged(partition=partition) if partition.leader == NO_LEADER:
+                    # The next leader waits until this broker knows that it no longer leads.
+                    self._has_news |= partition.last_known_leader == broker_id
+                case BrokerUnfenced(broker=broker) if broker.id == broker_id:
+                    # The next heartbeat brings a lease. Send it now, so that clients do not wait.
+                    self._wake.set()
 
     def _start_applying(self) -> None:
         if self._applying is None:
@@ -225,8 +201,3 @@ class BrokerSession:
             if has_news or self._is_fenced is not False:
                 self._wake.set()
         self._applying = None
-
-
-def is_structural(event: Event) -> bool:
-    """Return whether a caller may be waiting until all brokers have applied the event."""
-    return isinstance(event, TopicCreated | TopicDeleted | PartitionsCreated)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import NamedTuple
 from uuid import UUID
 
@@ -37,7 +38,6 @@ from chronik.node.membership.peers import Peers, PeerState
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.runtime import Runtime
-from chronik.raft.membership import Membership
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, MembershipChanged, RoleChanged
@@ -117,13 +117,12 @@ class ClusterMember:
         failed_by: Callable[[Exception], None],
     ) -> None:
         """Raise ConfigError or StoreError if the data folder or the configuration is unusable."""
-        config = runtime.config
         stored = loaded.state
         self._runtime = runtime
         self._disk_watch = disk_watch
         self._folder = folder
         self._failed_by = failed_by
-        self._config = config
+        self._config = config = runtime.config
         self._loop = runtime.loop
         self._log = runtime.log
         self._is_open = True
@@ -139,7 +138,17 @@ class ClusterMember:
         self._leaderless_since_s: float | None = None
         cluster_id = _cluster_id(config, folder)
         self.identity = Identity(config.node_id, incarnation, str(addresses.internal), cluster_id)
-        node = self._raft_node(stored)
+        node = RaftNode(
+            config.node_id,
+            stored,
+            RaftSettings(heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS, election_timeout_ms=ELECTION_TIMEOUT_MS),
+            runtime.env.random,
+            int(self._loop.time() * 1000),
+            address=self.identity.internal,
+            seeds=[peer.id for peer in config.peers],
+            # Logs prove that a cluster was founded before. Founding another one would orphan them.
+            founders=() if self._has_lost_metadata else founders(config),
+        )
         self._check(node, stored, loaded.store.mark)
         self.metadata = metadata
         self._member_ids: set[int] = set()
@@ -162,38 +171,21 @@ class ClusterMember:
         )
         disk_watch.subscribe(self.session.heartbeat_soon)
 
-    # -- lifecycle: start ----------------------------------------------------------------------------------------------
-
     def start(self) -> None:
-        config, node = self._config, self.raft.node
         self.metadata.subscribe(self._metadata_changed)
         self.raft.subscribe(self._raft_event)
         self.controller.start()
         self.peers.start()
-        for member in node.membership.members:
-            self.raft.learn(member.node_id, member.address)
-            self._member_ids.add(member.node_id)
+        self.raft.learn_members()
+        self._member_ids = {member.node_id for member in self.raft.node.membership.members}
         self.raft.start()
-        if config.peers and len(founders(config)) % 2 == 0:
+        voters = founders(self._config)
+        if self._config.peers and len(voters) % 2 == 0:
             self._log.warning(
                 "even_voters",
-                voters=list(founders(config)),
+                voters=list(voters),
                 detail="with an even number of voters one node less can fail: use one, three or five",
             )
-
-    def _raft_node(self, stored: StoredState) -> RaftNode:
-        config = self._config
-        return RaftNode(
-            config.node_id,
-            stored,
-            RaftSettings(heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS, election_timeout_ms=ELECTION_TIMEOUT_MS),
-            self._runtime.env.random,
-            int(self._loop.time() * 1000),
-            address=self.identity.internal,
-            seeds=[peer.id for peer in config.peers],
-            # Logs prove that a cluster was founded before. Founding another one would orphan them.
-            founders=() if self._has_lost_metadata else founders(config),
-        )
 
     def _is_metadata_lost(self, stored: StoredState, has_logs: bool) -> bool:
         """Return whether the folder has logs but no metadata. A single-node cluster cannot start then."""
@@ -237,8 +229,7 @@ class ClusterMember:
         return RegisterBrokerCall(
             config.node_id,
             self.identity.incarnation,
-            addresses.kafka.host,
-            addresses.kafka.port,
+            *addresses.kafka,
             self.identity.internal,
             config.rack,
             has_kept_all,
@@ -309,18 +300,16 @@ class ClusterMember:
         reason = self._refusal(error)
         if not reason:
             self._refused_since_s = None
-            return
-        if self._refused_since_s is None:
+        elif self._refused_since_s is None:
             self._refused_since_s = now_s
-        if now_s - self._refused_since_s >= REFUSED_S:
+        elif now_s - self._refused_since_s >= REFUSED_S:
             raise ConfigError(reason)
 
     def _refusal(self, error: KafkaError) -> str:
         """Return why the cluster refuses this node; empty if it may still accept it."""
-        if error.code is ErrorCode.duplicate_broker_registration:
-            return error.message
-        if error.code is ErrorCode.invalid_registration and self.raft.node.last_index > 0:
-            # A node with an empty store is still about to join; this node was removed.
+        # A node with an empty store is still about to join; one with entries was removed.
+        was_removed = error.code is ErrorCode.invalid_registration and self.raft.node.last_index > 0
+        if was_removed or error.code is ErrorCode.duplicate_broker_registration:
             return error.message
         statuses = [self.peers.status(node_id) for node_id in self.peers.known()]
         refusals = [status.reason for status in statuses if status.state is PeerState.REJECTED]
@@ -335,10 +324,9 @@ class ClusterMember:
         self._met_founders |= {node_id for node_id in others if self.peers.is_connected(node_id)}
         if not others <= self._met_founders or self.raft.leader_id >= 0:
             self._leaderless_since_s = None
-            return
-        if self._leaderless_since_s is None:
+        elif self._leaderless_since_s is None:
             self._leaderless_since_s = now_s
-        if now_s - self._leaderless_since_s >= NO_METADATA_S:
+        elif now_s - self._leaderless_since_s >= NO_METADATA_S:
             raise StoreError(
                 f"{self._folder.path}/{STORE_NAME} is missing or empty, although there are logs beside it, and no "
                 f"majority of this cluster has its metadata: {WITHOUT_METADATA}"
@@ -354,16 +342,8 @@ class ClusterMember:
         hand_over_to: int,
     ) -> None:
         """Request a new ISR or a new leader for a partition that this broker leads; return once it is committed."""
-        call = AlterIsrCall(
-            self._config.node_id,
-            topic_id,
-            partition,
-            leader_epoch,
-            partition_epoch,
-            tuple(IsrMember(*member) for member in members),
-            self.session.broker_epoch,
-            hand_over_to,
-        )
+        isr, sender, epoch = tuple(starmap(IsrMember, members)), self._config.node_id, self.session.broker_epoch
+        call = AlterIsrCall(sender, topic_id, partition, leader_epoch, partition_epoch, isr, epoch, hand_over_to)
         await self.client.call(call, PROPOSAL_TIMEOUT_S, waits_for_image=False)
 
     async def report_replicas(self, reports: tuple[ReplicaReport, ...], waits_for_image: bool) -> ReportedResult:
@@ -372,8 +352,6 @@ class ClusterMember:
         result = await self.client.call(call, PROPOSAL_TIMEOUT_S, waits_for_image=waits_for_image)
         assert isinstance(result, ReportedResult)
         return result
-
-    # -- lifecycle: stop -----------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
         """Transfer the leadership of this node's partitions and of the Raft group, within a bounded time."""
@@ -390,7 +368,7 @@ class ClusterMember:
         if not self._is_open:
             return
         self._is_open = False
-        self.controller.close()
+        self.controller.stop()
         if self._leaderless is not None:
             self._leaderless.cancel()
         await self.metadata.close()
@@ -398,17 +376,18 @@ class ClusterMember:
         if self._meta_written is not None:
             await asyncio.wait([self._meta_written], timeout=self._disk_watch.patience_s)
 
-    # -- events --------------------------------------------------------------------------------------------------------
-
     def _raft_event(self, event: RaftEvent) -> None:
         if isinstance(event, RoleChanged):
             if event.leader not in (None, self._config.node_id):
                 self._follows.set()
             else:
                 self._follows.clear()
-            self._watch_majority(event.leader is not None)
+            self._watch_majority(has_leader=event.leader is not None)
         if isinstance(event, MembershipChanged) and event.is_committed:
-            self._members_changed(event.membership)
+            members = {member.node_id for member in event.membership.members}
+            for node_id in sorted(self._member_ids - members):
+                self._forget_if_gone(node_id)
+            self._member_ids = members
         if isinstance(event, LeaderEstablished) and not self.metadata.image.cluster_id:
             self.metadata.submit(CreateCluster(self.identity.cluster_id or new_cluster_id(self._runtime.env)))
 
@@ -428,20 +407,25 @@ class ClusterMember:
         if self.raft.leader_id >= 0:
             return
         self._is_majority_lost = True
-        voters = [voter.node_id for voter in self.raft.node.membership.voters]
         self._log.error(
             "majority_lost",
-            voters=voters,
+            voters=[voter.node_id for voter in self.raft.node.membership.voters],
             missing=self.missing(),
             then="nothing is changed or acknowledged without a majority of the voters: start the missing nodes",
         )
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, ClusterCreated):
-                self._learn_cluster(event.cluster_id)
-            elif isinstance(event, BrokerUnregistered):
-                self._node_removed(event.broker.id)
+            match event:
+                case ClusterCreated(cluster_id=cluster_id):
+                    self._learn_cluster(cluster_id)
+                case BrokerUnregistered(broker=broker) if broker.id != self._config.node_id:
+                    self._forget_if_gone(broker.id)
+                case BrokerUnregistered() if self.session.broker_epoch >= 0:
+                    self.session.removed()
+                    self._log.warning(
+                        "removed_from_cluster", then="stop this node; to join again it needs an empty data folder"
+                    )
 
     def _learn_cluster(self, cluster_id: str) -> None:
         known = self.identity.cluster_id
@@ -457,21 +441,6 @@ class ClusterMember:
         if self._folder.meta.cluster_id != cluster_id:
             write = self._runtime.run_blocking(lambda: self._folder.set_cluster_id(cluster_id))
             self._meta_written = self._loop.create_task(write, name="cluster-id")
-
-    def _node_removed(self, node_id: int) -> None:
-        if node_id != self._config.node_id:
-            self._forget_if_gone(node_id)
-        elif self.session.broker_epoch >= 0:
-            self.session.removed()
-            self._log.warning(
-                "removed_from_cluster", then="stop this node; to join again it needs an empty data folder"
-            )
-
-    def _members_changed(self, membership: Membership) -> None:
-        members = {member.node_id for member in membership.members}
-        for node_id in sorted(self._member_ids - members):
-            self._forget_if_gone(node_id)
-        self._member_ids = members
 
     def _forget_if_gone(self, node_id: int) -> None:
         """Forget the address of a node that is neither a member of the Raft group nor a broker.

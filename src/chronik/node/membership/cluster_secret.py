@@ -24,7 +24,7 @@ SECRETS_MAX = 4
 class ClusterSecret:
     """The secrets that a node proves and accepts. Never printed: no representation contains the text."""
 
-    __slots__ = ("_keys",)
+    __slots__ = ("accepted",)
 
     def __init__(self, text: str, source: str) -> None:
         """`source` is the file or variable that the text came from; the ConfigError for a bad secret names it."""
@@ -34,17 +34,13 @@ class ClusterSecret:
                 f"{source} holds no cluster secret, which is {CHARACTERS_MIN} or more ASCII characters without a space "
                 f"(up to {SECRETS_MAX} secrets, each on a line of its own): copy it from a node of the cluster"
             )
-        self._keys = tuple(word.encode() for word in words)
+        self.accepted = tuple(word.encode() for word in words)
+        """The keys of which a connecting node must prove one."""
 
     @property
     def proven(self) -> bytes:
         """The key that this node proves to the nodes it connects to."""
-        return self._keys[0]
-
-    @property
-    def accepted(self) -> tuple[bytes, ...]:
-        """The keys of which a connecting node must prove one."""
-        return self._keys
+        return self.accepted[0]
 
 
 def load_secret(env: Environment, config: NodeConfig, folder: str) -> ClusterSecret:

@@ -17,7 +17,6 @@ from chronik.node.membership.internal_api import (
     Result,
     decode_call_reply,
     encode,
-    refusal_of,
 )
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
@@ -63,12 +62,18 @@ class ControllerClient:
             lambda: self._answer_here(call, self._node_id),
             deadline_s,
         )
-        refusal = refusal_of(reply)
-        if refusal is not None:
-            raise refusal
+        if reply.code:
+            raise KafkaError(ErrorCode(reply.code), reply.message)
         assert reply.result is not None
         if waits_for_image:
-            await self.image_has(reply.version, deadline_s)
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._metadata.applied(reply.version)
+            except TimeoutError:
+                raise KafkaError(
+                    ErrorCode.request_timed_out,
+                    f"the change is committed, but this node has not applied version {reply.version} yet",
+                ) from None
         return reply.result
 
     async def ask(
@@ -90,15 +95,14 @@ class ControllerClient:
                 # A node that is not in the Raft group (not yet or no longer) knows no leader; its peers may.
                 target = self._next_peer()
             try:
-                reply: R | None = None
-                if target == self._node_id:
-                    reply = await answer_here()
-                elif target != NOBODY:
+                if target != NOBODY:
                     left_s = max(0.0, deadline_s - self._loop.time())
-                    reply = decode(await self._peers.call(target, key, body, left_s))
-                if reply is not None and reply.is_controller:
-                    return reply
-                if reply is not None:
+                    is_here = target == self._node_id
+                    reply = (
+                        await answer_here() if is_here else decode(await self._peers.call(target, key, body, left_s))
+                    )
+                    if reply.is_controller:
+                        return reply
                     reason = f"node {target} is not the controller"
                     hint = reply.controller_id if reply.controller_id != target else NOBODY
             except (ClientError, MalformedRequest) as error:
@@ -115,17 +119,6 @@ class ControllerClient:
             return NOBODY
         self._turn += 1
         return connected[self._turn % len(connected)]
-
-    async def image_has(self, version: int, deadline_s: float) -> None:
-        """Wait until this node's own image is at least as new; raise REQUEST_TIMED_OUT at the deadline."""
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await self._metadata.applied(version)
-        except TimeoutError:
-            raise KafkaError(
-                ErrorCode.request_timed_out,
-                f"the change is committed, but this node has not applied version {version} yet",
-            ) from None
 
 
 class ProducerIds:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from chronik.metadata.calls import (
     AlterIsrCall,
     HandOver,
     HeartbeatCall,
-    HeartbeatResult,
     RegisterBrokerCall,
     ReportedResult,
     ReportReplicasCall,
@@ -35,7 +35,7 @@ from chronik.node.membership.internal_api import (
     Result,
     TopicCreatedResult,
 )
-from chronik.node.membership.metadata_log import MetadataLog, NotController, propose_plan
+from chronik.node.membership.metadata_log import MetadataLog, NotController
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
@@ -78,44 +78,37 @@ class ControllerService:
         self._peers = peers
         self._hosted = hosted
         self._loop = runtime.loop
+        self._now = raft.now
         self._log = runtime.log.bind(component="controller")
         self._controller: Controller | None = None
         self._running: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._waiters: list[tuple[int, tuple[int, ...], asyncio.Future[None]]] = []
+        self._waiters: list[tuple[ClusterImage, asyncio.Future[None]]] = []
 
     def start(self) -> None:
         self._raft.subscribe(self._raft_event)
         self._metadata.subscribe(self._metadata_changed)
 
-    def close(self) -> None:
-        self._stop()
-
-    # -- events --------------------------------------------------------------------------------------------------------
-
     def _raft_event(self, event: RaftEvent) -> None:
         match event:
             case LeaderEstablished():
-                self._stop()
+                self.stop()
                 self._controller = Controller(self._metadata.image, self._now())
                 self._running = self._loop.create_task(self._run(self._controller), name="controller")
-                self._probe_disconnected_peers()
+                for node_id in self._peers.known():
+                    # Above all the former controller: it may have failed before this node took over.
+                    if not self._peers.is_connected(node_id):
+                        self._peers.probe(node_id)
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
-                self._stop()
+                self.stop()
 
-    def _probe_disconnected_peers(self) -> None:
-        """Probe above all the former controller: it may have failed before this node took over."""
-        for node_id in self._peers.known():
-            if not self._peers.is_connected(node_id):
-                self._peers.probe(node_id)
-
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self._controller = None
         if self._running is not None:
             self._running.cancel()
             self._running = None
         waiters, self._waiters = self._waiters, []
-        for _, _, waiter in waiters:
+        for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(NotController(self._metadata.controller_id))
 
@@ -130,29 +123,21 @@ class ControllerService:
             self._controller.broker_gone(broker_id, self._now())
             self._wake.set()
 
-    def _now(self) -> int:
-        return self._raft.now()
-
-    # -- due commands --------------------------------------------------------------------------------------------------
-
     async def _run(self, controller: Controller) -> None:
         while True:
             self._wake.clear()
             try:
                 await self._propose_all(controller.due(self._now()))
                 self._change_membership()
-            except NotController:
-                # Another node leads; this task is about to be cancelled.
-                await asyncio.sleep(DUE_INTERVAL_MS / 1000)
-            except Exception:
-                self._log.exception("controller_failed")
+            except Exception as error:
+                # If another node leads, this task is about to be cancelled.
+                if not isinstance(error, NotController):
+                    self._log.exception("controller_failed")
                 await asyncio.sleep(DUE_INTERVAL_MS / 1000)
             self._answer_waiters(controller)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(DUE_INTERVAL_MS / 1000):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _propose_all(self, commands: Iterable[Command]) -> None:
         """Propose the commands in order and wait for all. A command that is no longer valid is planned again."""
@@ -184,8 +169,6 @@ class ControllerService:
         if isinstance(outcome, Refused):
             self._log.debug("membership_refused", change=str(change), reason=outcome.reason.value)
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
-
     async def answer(self, call: Call, caller_id: int) -> CallReply:
         """Answer a broker's call; if this node is not the controller, name the node that may be.
 
@@ -216,7 +199,9 @@ class ControllerService:
         metadata = self._metadata
         match call:
             case HeartbeatCall():
-                return self._heartbeat(controller, call)
+                result = controller.heartbeat(call, self._now(), self._raft.led_at_ms())
+                self._wake.set()
+                return result
             case AlterIsrCall():
                 await metadata.propose(lambda image: controller.alter_isr(image, call, self._now()))
                 return Done()
@@ -225,7 +210,7 @@ class ControllerService:
                 await metadata.propose(lambda image: controller.register(image, call, self._now()))
                 return RegisteredResult(metadata.image.brokers[call.broker_id].epoch)
             case ReportReplicasCall():
-                plan = await propose_plan(metadata, lambda image: controller.report(image, call, self._now()))
+                plan = await metadata.propose_plan(lambda image: controller.report(image, call, self._now()))
                 self._wake.set()
                 return ReportedResult(tuple("" if error is None else error.message for error in plan.outcomes))
             case AllocateProducerIdsCall(broker_id=broker_id, count=count):
@@ -233,9 +218,9 @@ class ControllerService:
                 allocated = next(event for event in events if isinstance(event, ProducerIdsAllocated))
                 return ProducerIdsResult(allocated.first, allocated.count)
             case NewTopic():
-                return TopicCreatedResult((await self._create_topic(call)).id)
+                return await self._create_topic(call)
 
-    async def _create_topic(self, new: NewTopic) -> TopicImage:
+    async def _create_topic(self, new: NewTopic) -> TopicCreatedResult:
         """Create a topic; return when the live brokers serve it."""
         config, env = self._runtime.config, self._runtime.env
         events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new))
@@ -243,16 +228,9 @@ class ControllerService:
         created = next(event.topic for event in events if isinstance(event, TopicCreated))
         if not self._hosted.has_opened(created):
             raise KafkaError(
-                ErrorCode.kafka_storage_error,
-                f"{created.name} was created, but not all of its logs are open yet",
+                ErrorCode.kafka_storage_error, f"{created.name} was created, but not all of its logs are open yet"
             )
-        return created
-
-    def _heartbeat(self, controller: Controller, call: HeartbeatCall) -> HeartbeatResult:
-        now_ms = self._now()
-        result = controller.heartbeat(call, now_ms, self._raft.led_at_ms())
-        self._wake.set()
-        return result
+        return TopicCreatedResult(created.id)
 
     def _check_member(self, call: RegisterBrokerCall) -> None:
         """Reject a node that was removed: it can rejoin only with an empty data folder."""
@@ -262,8 +240,6 @@ class ControllerService:
                 ErrorCode.invalid_registration,
                 f"node {call.broker_id} is not a member of this cluster: start it with an empty data folder to join",
             )
-
-    # -- preferred leader election -------------------------------------------------------------------------------------
 
     async def elect_preferred(self, requested: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
         """Elect the preferred leaders and wait until they lead. Return an error or None for each partition."""
@@ -283,8 +259,6 @@ class ControllerService:
                 for key, error in zip(requested, outcomes, strict=True)
             ]
         return outcomes
-
-    # -- node removal --------------------------------------------------------------------------------------------------
 
     async def remove_node(self, node_id: int) -> None:
         """Remove a node from the cluster: its registration, then its membership. A learner replaces a voter first.
@@ -327,42 +301,28 @@ class ControllerService:
             await asyncio.sleep(DUE_INTERVAL_MS / 1000)
         raise NotController(self._metadata.controller_id)
 
-    # -- waiting for brokers to apply the image ------------------------------------------------------------------------
-
     async def applied_everywhere(self) -> None:
         """Wait until all live brokers have applied the current image, for a bounded time."""
         image = self._metadata.image
         await self._hosted.applied()
+        if self._controller is None or self._controller.has_applied(image.version, image.brokers):
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((image, waiter))
         try:
             async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
-                await self.applied_by(image.version, sorted(image.brokers))
+                await waiter
         except TimeoutError:
             self._log.warning("image_not_followed", version=image.version, then="the caller is answered anyway")
         except NotController:
             # Another controller has taken over. The change itself is committed.
             return
 
-    async def applied_by(self, version: int, broker_ids: Iterable[int]) -> None:
-        """Wait until the live ones among these brokers have applied the image up to `version`."""
-        controller = self._controller
-        if controller is None:
-            raise NotController(self._metadata.controller_id)
-        broker_ids = tuple(broker_ids)
-        if controller.has_applied(version, broker_ids):
-            return
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((version, broker_ids, waiter))
-        await waiter
-
     def _answer_waiters(self, controller: Controller) -> None:
-        waiting, self._waiters = self._waiters, []
-        for version, broker_ids, waiter in waiting:
-            if waiter.done():
-                continue
-            if controller.has_applied(version, broker_ids):
+        for image, waiter in self._waiters:
+            if not waiter.done() and controller.has_applied(image.version, image.brokers):
                 waiter.set_result(None)
-            else:
-                self._waiters.append((version, broker_ids, waiter))
+        self._waiters = [each for each in self._waiters if not each[1].done()]
 
 
 def _is_led_by_preferred(image: ClusterImage, key: Key) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from chronik.metadata.events import BrokerFenced, BrokerUnfenced, BrokerUnregistered, Event
-from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, TopicImage
+from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import PeerState, PeerStatus
 from chronik.node.runtime import Runtime
@@ -42,11 +42,10 @@ class Departures:
     def listed_brokers(self) -> list[BrokerImage]:
         """Return the active brokers and the recently fenced ones, sorted by id."""
         since_s = self._loop.time() - LISTED_S
-        brokers = self._metadata.image.brokers
         return [
-            brokers[broker_id]
-            for broker_id in sorted(brokers)
-            if not brokers[broker_id].is_fenced or self._fenced_s.get(broker_id, since_s) > since_s
+            broker
+            for broker_id, broker in sorted(self._metadata.image.brokers.items())
+            if not broker.is_fenced or self._fenced_s.get(broker_id, since_s) > since_s
         ]
 
     async def wait_for_failover(self, topics: Iterable[str] | None) -> None:
@@ -70,13 +69,9 @@ class Departures:
         if not lost:
             return None
         known = image.topics.values() if topics is None else filter(None, map(image.topics.get, topics))
-        return max((lost[leader] for leader in _leaders(known) if leader in lost), default=None)
-
-
-def _leaders(topics: Iterable[TopicImage]) -> set[int]:
-    """Return the leaders, or the last known leaders of partitions without one."""
-    return {
-        partition.last_known_leader if partition.leader == NO_LEADER else partition.leader
-        for topic in topics
-        for partition in topic.partitions
-    }
+        leaders = {
+            partition.last_known_leader if partition.leader == NO_LEADER else partition.leader
+            for topic in known
+            for partition in topic.partitions
+        }
+        return max((until_s for broker_id, until_s in lost.items() if broker_id in leaders), default=None)

@@ -29,11 +29,7 @@ class Envelopes:
     """Both the sender and the receiver of envelopes. Owned by the loop."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        metadata: MetadataLog,
-        client: ControllerClient,
-        applied: Callable[[], Awaitable[None]],
+        self, runtime: Runtime, metadata: MetadataLog, client: ControllerClient, applied: Callable[[], Awaitable[None]]
     ) -> None:
         """`applied` waits until the partitions on this node have applied the current image."""
         self._loop = runtime.loop
@@ -55,7 +51,9 @@ class Envelopes:
     async def send(self, request: Request, body: bytes) -> tuple[bytes, bool]:
         """Return the controller's response body and whether it is an error. Raise KafkaError if none arrives."""
         envelope = Envelope(request.api_key, request.api_version, request.client_id, body)
-        deadline_s = self._loop.time() + _timeout_s(request) + SLACK_S
+        wait = getattr(request.message, "timeout", None)
+        timeout_s = bounded_wait_s(wait) if isinstance(wait, timedelta) else CALL_TIMEOUT_S
+        deadline_s = self._loop.time() + timeout_s + SLACK_S
         reply = await self._client.ask(
             InternalKey.ENVELOPE,
             encode(envelope),
@@ -68,9 +66,8 @@ class Envelopes:
                 await self._metadata.applied(reply.version)
                 await self._applied()
         except TimeoutError:
-            raise KafkaError(
-                ErrorCode.request_timed_out, "the change is committed, but not yet applied on this node"
-            ) from None
+            late = "the change is committed, but not yet applied on this node"
+            raise KafkaError(ErrorCode.request_timed_out, late) from None
         return reply.body, reply.is_failed
 
     async def open(self, envelope: Envelope, carrier: Request) -> EnvelopeReply:
@@ -93,9 +90,3 @@ class Envelopes:
         request.message = read_request(envelope.api_key, envelope.api_version, envelope.body)
         answer, is_failed = await answer_cold(handler, request, self._log)
         return EnvelopeReply(True, self._node_id, self._metadata.version, is_failed, answer)
-
-
-def _timeout_s(request: Request) -> float:
-    """Return the request's own timeout, or CALL_TIMEOUT_S if it has none."""
-    wait = getattr(request.message, "timeout", None)
-    return bounded_wait_s(wait) if isinstance(wait, timedelta) else CALL_TIMEOUT_S

@@ -30,7 +30,7 @@ from chronik.metadata.calls import (
     ReportReplicasCall,
 )
 from chronik.node.membership.topic_plans import NewTopic
-from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+from chronik.wire.errors import MalformedRequest
 
 VERSION = 0
 
@@ -43,9 +43,6 @@ class InternalKey(IntEnum):
     CONTROLLER_CALL = 30_002
     ENVELOPE = 30_003
     PROOF = 30_004
-
-
-# -- hello -------------------------------------------------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -86,9 +83,6 @@ class ProofReply(msgspec.Struct, frozen=True):
 
     mac: bytes = b""
     refusal: str = ""
-
-
-# -- calls to the controller -------------------------------------------------------------------------------------------
 
 
 class AllocateProducerIdsCall(msgspec.Struct, frozen=True, tag="allocate_producer_ids"):
@@ -136,9 +130,6 @@ class CallReply(msgspec.Struct, frozen=True):
     result: Result | None = None
 
 
-# -- envelopes ---------------------------------------------------------------------------------------------------------
-
-
 class Envelope(msgspec.Struct, frozen=True):
     """A client's request as received, without its header."""
 
@@ -157,8 +148,6 @@ class EnvelopeReply(msgspec.Struct, frozen=True):
     is_failed: bool = False
     body: bytes = b""
 
-
-# -- encoding ----------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 Body: TypeAlias = bytes | memoryview
@@ -186,8 +175,3 @@ decode_call = _decode_by(_call)
 decode_call_reply = _decode_by(msgspec.msgpack.Decoder(CallReply))
 decode_envelope = _decode_by(msgspec.msgpack.Decoder(Envelope))
 decode_envelope_reply = _decode_by(msgspec.msgpack.Decoder(EnvelopeReply))
-
-
-def refusal_of(reply: CallReply) -> KafkaError | None:
-    """Return the error in the controller's reply, if any."""
-    return KafkaError(ErrorCode(reply.code), reply.message) if reply.code else None

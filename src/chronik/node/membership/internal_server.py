@@ -32,16 +32,9 @@ FRAME_SLACK_BYTES = 1024 * 1024
 IDLE_S_MAX = 24 * 60 * 60.0
 """Long: peers may have little to send, and a batch sent while the connection is being closed has an unknown outcome."""
 
-KAFKA_APIS = (
-    ApiKey.PRODUCE,
-    ApiKey.FETCH,
-    ApiKey.LIST_OFFSETS,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH,
-    ApiKey.API_VERSIONS,
-)
-"""The Kafka APIs that peers use: forwarded batches, and the requests of replicas."""
-
 NEEDS_LOGS = (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH)
+KAFKA_APIS = (*NEEDS_LOGS, ApiKey.API_VERSIONS)
+"""The Kafka APIs that peers use: forwarded batches, and the requests of replicas."""
 
 UNPROVEN_APIS = (InternalKey.HELLO, InternalKey.PROOF)
 UNPROVEN_MAX = 128

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from chronik.metadata.apply import apply
-from chronik.metadata.commands import ChangePartitions, Command, decode_command, encode_command
+from chronik.metadata.commands import Command, decode_command, encode_command
 from chronik.metadata.events import Event, events_between
 from chronik.metadata.image import ClusterImage, decode_image, encode_image
 from chronik.metadata.plans import Plan
@@ -70,13 +69,15 @@ class MetadataLog:
         self._loop = loop
         self._log = log.bind(component="metadata")
         self._raft: RaftService
-        self._image = ClusterImage()
-        self._projected = self._image
-        self._is_controller = False
-        self._applied_index = 0
+        self.image = ClusterImage()
+        """The image after every command that is committed and applied on this node."""
+        self._projected = self.image
+        self.is_controller = False
+        """Whether this node is the controller, so that it may propose."""
+        self.applied_index = 0
+        """The last Raft entry that was applied on this node. It is durable on this node."""
         self._snapshot_index = 0
         self._waiting: dict[ProposalId, _Waiting] = {}
-        self._write_error: Exception | None = None
         self._listeners: list[Listener] = []
         self._version_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._is_closed = False
@@ -86,26 +87,9 @@ class MetadataLog:
         self._raft = raft
         raft.subscribe(self._raft_event)
 
-    # -- queries -------------------------------------------------------------------------------------------------------
-
-    @property
-    def image(self) -> ClusterImage:
-        """The image after every command that is committed and applied on this node."""
-        return self._image
-
     @property
     def version(self) -> int:
-        return self._image.version
-
-    @property
-    def applied_index(self) -> int:
-        """The last Raft entry that was applied on this node. It is durable on this node."""
-        return self._applied_index
-
-    @property
-    def is_controller(self) -> bool:
-        """Whether this node is the controller, so that it may propose."""
-        return self._is_controller
+        return self.image.version
 
     @property
     def controller_id(self) -> int:
@@ -118,13 +102,11 @@ class MetadataLog:
 
     async def applied(self, version: int) -> None:
         """Wait until this node's image is at least as new as `version`."""
-        if self._image.version >= version:
+        if self.image.version >= version:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
         self._version_waiters.append((version, reached))
         await reached
-
-    # -- proposals -----------------------------------------------------------------------------------------------------
 
     async def propose(self, proposal: Proposal) -> list[Event]:
         """Propose one command; return its events once it is committed and applied on this node.
@@ -145,23 +127,36 @@ class MetadataLog:
 
     def submit(self, proposal: Proposal) -> asyncio.Future[list[Event]]:
         """Propose without waiting. Raise if the proposal is invalid; the future receives its outcome."""
-        if not self._is_controller or self._is_closed:
-            raise NotController(self.controller_id if not self._is_controller else -1)
-        if len(self._waiting) >= WAITING_COMMANDS_MAX:
-            raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are pending")
-        if self._write_error is not None and self._raft.is_alone:
-            # In a group of several nodes the others may still commit it, which shows that they can write.
-            raise KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {self._write_error}")
+        self._check_may_propose()
         command = proposal(self._projected) if callable(proposal) else proposal
         image, events = apply(self._projected, command)
         outcome = self._raft.propose(encode_command(command))
         if isinstance(outcome, Refused):
             raise self._refusal(outcome)
         done: asyncio.Future[list[Event]] = self._loop.create_future()
-        done.add_done_callback(_retrieve)
+        # Retrieve the exception, because the proposer may be gone: an unretrieved one is logged as an error.
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._waiting[outcome] = _Waiting(self._projected, image, events, done)
         self._projected = image
         return done
+
+    async def propose_plan(self, make_plan: Callable[[ClusterImage], Plan]) -> Plan:
+        """Propose the command that `make_plan` makes for the newest image, if it makes one. Return the plan."""
+        self._check_may_propose()
+        plan = make_plan(self._projected)
+        command = plan.command
+        if command is not None:
+            await self.propose(command)
+        return plan
+
+    def _check_may_propose(self) -> None:
+        if not self.is_controller or self._is_closed:
+            raise NotController(self.controller_id if not self.is_controller else -1)
+        if len(self._waiting) >= WAITING_COMMANDS_MAX:
+            raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are pending")
+        if self._raft.write_error is not None and self._raft.is_alone:
+            # In a group of several nodes the others may still commit it, which shows that they can write.
+            raise KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {self._raft.write_error}")
 
     def _refusal(self, refused: Refused) -> KafkaError:
         if refused.reason is Reason.TOO_LARGE:
@@ -176,7 +171,7 @@ class MetadataLog:
         waiting = [each.done for each in self._waiting.values() if not each.done.done()]
         if waiting:
             await asyncio.wait(waiting, timeout=CLOSE_WAIT_S)
-        self._is_controller = False
+        self.is_controller = False
         await self._raft.close()
         self._fail_waiting(
             KafkaError(ErrorCode.request_timed_out, "the node stopped; the change may still take effect")
@@ -186,16 +181,14 @@ class MetadataLog:
                 waiter.set_exception(KafkaError(ErrorCode.request_timed_out, "the node stopped"))
                 waiter.exception()  # retrieved: the waiter may be gone
 
-    # -- Raft callbacks ------------------------------------------------------------------------------------------------
-
     def _raft_event(self, event: RaftEvent) -> None:
         match event:
             case LeaderEstablished():
-                self._projected = self._image
-                self._is_controller = True
+                self._projected = self.image
+                self.is_controller = True
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
                 # The next leader may commit or drop the pending proposals; Raft reports which.
-                self._is_controller = False
+                self.is_controller = False
                 if self._raft.is_storage_failed:
                     # This node cannot apply them before it can write them.
                     self._fail_waiting(_taken_over())
@@ -205,30 +198,26 @@ class MetadataLog:
             image = decode_image(snapshot.data)
         except ValueError as error:
             raise RaftError(f"a snapshot that this version cannot read ({error}): use the one that wrote it") from None
-        events = events_between(self._image, image)
-        self._applied_index = self._snapshot_index = snapshot.index
+        events = events_between(self.image, image)
+        self.applied_index = self._snapshot_index = snapshot.index
         self._set_image(image, events)
-        lost = [proposal for proposal in self._waiting if proposal.index <= snapshot.index]
-        for proposal in lost:
-            waiting = self._waiting.pop(proposal)
-            if not waiting.done.done():
-                waiting.done.set_exception(_taken_over())
+        for proposal in [each for each in self._waiting if each.index <= snapshot.index]:
+            _settle(self._waiting.pop(proposal), _taken_over())
 
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            self._applied_index = entry.index
+            self.applied_index = entry.index
             if entry.kind is EntryKind.COMMAND:
                 self._apply(entry)
-        if self._applied_index - self._snapshot_index >= SNAPSHOT_COMMANDS:
-            self._snapshot_index = self._applied_index
-            self._raft.compact(self._applied_index, encode_image(self._image))
+        if self.applied_index - self._snapshot_index >= SNAPSHOT_COMMANDS:
+            self._snapshot_index = self.applied_index
+            self._raft.compact(self.applied_index, encode_image(self.image))
 
     def _apply(self, entry: Entry) -> None:
         waiting = self._waiting.pop(ProposalId(entry.index, entry.term), None)
-        if waiting is not None and waiting.before is self._image:
+        if waiting is not None and waiting.before is self.image:
             self._set_image(waiting.image, waiting.events)
-            if not waiting.done.done():
-                waiting.done.set_result(waiting.events)
+            _settle(waiting, waiting.events)
             return
         try:
             command = decode_command(entry.data)
@@ -237,63 +226,54 @@ class MetadataLog:
                 f"metadata command {entry.index} cannot be read ({error}): was it written by a newer version?"
             ) from None
         try:
-            image, events = apply(self._image, command)
+            image, events = apply(self.image, command)
         except KafkaError as error:
             # The command is invalid after the ones before it. Every node refuses it alike.
-            if waiting is not None and not waiting.done.done():
-                waiting.done.set_exception(error)
+            _settle(waiting, error)
             return
         self._set_image(image, events)
-        if waiting is not None and not waiting.done.done():
-            waiting.done.set_result(events)
+        _settle(waiting, events)
 
     def _set_image(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        self._image = image
+        self.image = image
         for listener in self._listeners:
             try:
                 listener(image, events)
             except Exception:
                 # The command is applied; a failing listener must not stop other listeners or later commands.
                 self._log.exception("metadata_listener_failed", version=image.version)
-        if self._version_waiters:
-            still = []
-            for version, waiter in self._version_waiters:
-                if version > image.version and not waiter.done():
-                    still.append((version, waiter))
-                elif not waiter.done():
-                    waiter.set_result(None)
-            self._version_waiters = still
+        for version, waiter in self._version_waiters:
+            if version <= image.version and not waiter.done():
+                waiter.set_result(None)
+        self._version_waiters = [each for each in self._version_waiters if not each[1].done()]
 
     def dropped(self, proposals: Sequence[ProposalId]) -> None:
         for proposal in proposals:
-            waiting = self._waiting.pop(proposal, None)
-            if waiting is not None and not waiting.done.done():
-                waiting.done.set_exception(NotController(self.controller_id))
+            _settle(self._waiting.pop(proposal, None), NotController(self.controller_id))
 
     def write_failed(self, error: Exception) -> None:
-        self._write_error = error
-        if self._raft.is_alone or not self._is_controller:
+        if self._raft.is_alone or not self.is_controller:
             # With several nodes the controller waits: they may still commit, and its next decision depends on it.
             self._fail_waiting(KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}"))
-
-    def write_recovered(self) -> None:
-        self._write_error = None
 
     def _fail_waiting(self, error: KafkaError) -> None:
         """Fail the waiting proposers. Their commands stay in the log and may be committed later."""
         for waiting in self._waiting.values():
-            if not waiting.done.done():
-                waiting.done.set_exception(error)
+            _settle(waiting, error)
 
 
 def _taken_over() -> KafkaError:
     return KafkaError(ErrorCode.request_timed_out, "another controller took over; the change may have taken effect")
 
 
-def _retrieve(done: asyncio.Future[list[Event]]) -> None:
-    """Retrieve the exception, because the proposer may be gone: an unretrieved one is logged as an error."""
-    if not done.cancelled():
-        done.exception()
+def _settle(waiting: _Waiting | None, outcome: list[Event] | KafkaError) -> None:
+    """Answer the proposer, unless it was answered before, or was another node."""
+    if waiting is None or waiting.done.done():
+        return
+    if isinstance(outcome, KafkaError):
+        waiting.done.set_exception(outcome)
+    else:
+        waiting.done.set_result(outcome)
 
 
 def new_cluster_id(env: Environment) -> str:
@@ -302,23 +282,3 @@ def new_cluster_id(env: Environment) -> str:
         cluster_id = base64.urlsafe_b64encode(env.new_uuid().bytes).decode().rstrip("=")
         if not cluster_id.startswith("-"):
             return cluster_id
-
-
-class _NothingToDo(Exception):
-    """The plan has no command."""
-
-
-async def propose_plan(metadata: MetadataLog, make_plan: Callable[[ClusterImage], Plan]) -> Plan:
-    """Propose the command that `make_plan` makes for the newest image, if it makes one. Return the plan."""
-    plans: list[Plan] = []
-
-    def command(image: ClusterImage) -> ChangePartitions:
-        plan = make_plan(image)
-        plans.append(plan)
-        if plan.command is None:
-            raise _NothingToDo
-        return plan.command
-
-    with contextlib.suppress(_NothingToDo):
-        await metadata.propose(command)
-    return plans[-1]

@@ -37,8 +37,7 @@ class MarkedRaftStore:
         self._path = f"{folder}/{MARK_NAME}"
         self.mark = NO_MARK
         """The mark that the previous process left, set by `load`."""
-        self._term = 0
-        self._last_index = 0
+        self._term = self._last_index = 0
 
     def load(self) -> StoredState:
         state = self._store.load()

@@ -185,10 +185,6 @@ class PeerHandshake:
         process = self._processes.get(node_id)
         return process is not None and bool(process.connections)
 
-    def incarnation(self, node_id: int) -> UUID | None:
-        process = self._processes.get(node_id)
-        return None if process is None else process.incarnation
-
     def challenge(self, body: bytes, connection: PeerConnection) -> bytes:
         """Answer the first HELLO of a connection with the challenge for the caller's proof."""
         if connection.handshake is not None:
@@ -212,8 +208,9 @@ class PeerHandshake:
 
     def answer_keepalive(self, hello: Hello, connection: Connection) -> HelloReply:
         """Answer a later HELLO, the keepalive of an authenticated peer."""
-        identity = self._identity
-        if (hello.node_id, hello.incarnation) != (connection.peer_id, self.incarnation(hello.node_id)):
+        identity, process = self._identity, self._processes.get(hello.node_id)
+        is_same_process = process is not None and process.incarnation == hello.incarnation
+        if hello.node_id != connection.peer_id or not is_same_process:
             refusal = f"this connection is not that of node {hello.node_id}: it was opened by node {connection.peer_id}"
             self._log_once(hello, refusal, connection.client_host)
         else:
@@ -264,12 +261,11 @@ class PeerHandshake:
 
     def _add(self, hello: Hello, connection: Connection) -> None:
         node_id = hello.node_id
-        known = self._processes.get(node_id)
-        if known is None or known.incarnation != hello.incarnation:
-            for old in [] if known is None else list(known.connections):
+        process = self._processes.setdefault(node_id, _PeerProcess(hello.incarnation, self._clock()))
+        if process.incarnation != hello.incarnation:
+            for old in list(process.connections):
                 old.abort()
-            known = self._processes[node_id] = _PeerProcess(hello.incarnation, self._clock())
-        process = known
+            process = self._processes[node_id] = _PeerProcess(hello.incarnation, self._clock())
         process.heard_s = self._clock()
         if connection not in process.connections:
             process.connections[connection] = None
@@ -300,8 +296,9 @@ class PeerHandshake:
             self._on_disconnected(node_id)
 
     def _log_once(self, hello: Hello, refusal: str, host: str) -> None:
-        if (hello.node_id, refusal) not in self._logged and len(self._logged) < REASONS_LOGGED_MAX:
-            self._logged[(hello.node_id, refusal)] = None
+        key = (hello.node_id, refusal)
+        if key not in self._logged and len(self._logged) < REASONS_LOGGED_MAX:
+            self._logged[key] = None
             self._log.error("peer_refused", peer=hello.node_id, host=host, reason=refusal)
 
     def _log_stranger(self, node_id: int, host: str) -> None:

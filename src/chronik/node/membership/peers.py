@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from chronik.client.connection import Connection
 from chronik.client.endpoint import Endpoint
@@ -21,6 +22,8 @@ from chronik.node.membership.internal_api import VERSION, HelloReply, InternalKe
 from chronik.node.membership.peer_handshake import NONCE_BYTES, Caller, Identity
 from chronik.node.runtime import Runtime
 from chronik.wire.errors import MalformedRequest
+
+T = TypeVar("T")
 
 CONTROL = "control"
 CONNECT_TIMEOUT_S = 1.0
@@ -62,11 +65,7 @@ class Peers:
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        identity: Identity,
-        secret: ClusterSecret,
-        on_refused: Callable[[int], None],
+        self, runtime: Runtime, identity: Identity, secret: ClusterSecret, on_refused: Callable[[int], None]
     ) -> None:
         self.loop = runtime.loop
         self.random = runtime.env.random
@@ -82,8 +81,6 @@ class Peers:
         self._data: dict[tuple[int, str], asyncio.Task[Connection]] = {}
         self._is_closed = False
 
-    # -- known peers ---------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         for node_id, endpoint in sorted(self._configured.items()):
             self.learn(node_id, endpoint)
@@ -95,7 +92,7 @@ class Peers:
         endpoint = self._configured.get(node_id, endpoint)
         link = self._links.get(node_id)
         if link is not None and link.endpoint == endpoint:
-            link.poke()
+            link.poked.set()
             return
         if link is not None:
             link.close()
@@ -106,7 +103,7 @@ class Peers:
         """Make the peer's link retry now instead of after its backoff."""
         link = self._links.get(node_id)
         if link is not None:
-            link.poke()
+            link.poked.set()
 
     def forget(self, node_id: int) -> None:
         """Drop a node that has left the cluster."""
@@ -131,13 +128,8 @@ class Peers:
         self._is_closed = True
         for link in self._links.values():
             link.close()
-        for task in self._data.values():
-            task.cancel()
-            if task.done() and not task.cancelled() and task.exception() is None:
-                task.result().close()
-        self._data.clear()
-
-    # -- control link --------------------------------------------------------------------------------------------------
+        for node_id, _ in list(self._data):
+            self.close_data(node_id)
 
     def send(self, node_id: int, key: InternalKey, body: bytes) -> None:
         """Send a message that has no response, if possible. The full queue of a slow peer drops its oldest message."""
@@ -152,19 +144,18 @@ class Peers:
             raise Unreachable(f"the address of node {node_id} is not known")
         return await link.call(key, body, timeout_s)
 
-    # -- data connections ----------------------------------------------------------------------------------------------
-
     async def connection(
         self, node_id: int, purpose: str = "fetch", timeout_s: float = CONNECT_TIMEOUT_S
     ) -> Connection:
         """Return the peer's connection for one purpose; open it if there is none. Raise Unreachable on failure."""
         task = self._data.get((node_id, purpose))
-        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().is_closed)):
+        if task is None or (task.done() and self.open_connection(node_id, purpose) is None):
             link = self._links.get(node_id)
             if link is None or self._is_closed:
                 raise Unreachable(f"the address of node {node_id} is not known")
             task = self.loop.create_task(self.open(node_id, link.endpoint, purpose, timeout_s))
-            task.add_done_callback(_retrieve)
+            # Retrieve the exception, because the caller may be gone: an unretrieved one is logged as an error.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._data[(node_id, purpose)] = task
         try:
             return await asyncio.shield(task)
@@ -185,23 +176,19 @@ class Peers:
 
     def close_data(self, node_id: int) -> None:
         for key in [key for key in self._data if key[0] == node_id]:
-            task = self._data.pop(key)
-            if not task.done():
-                task.cancel()
-            elif not task.cancelled() and task.exception() is None:
-                task.result().close()
-
-    # -- connecting ----------------------------------------------------------------------------------------------------
+            connection = self.open_connection(*key)
+            if connection is not None:
+                connection.close()
+            self._data.pop(key).cancel()
 
     async def open(self, node_id: int, endpoint: Endpoint, purpose: str, timeout_s: float) -> Connection:
         """Open a connection on which both ends have proven that they know the cluster secret.
 
         Raise Rejected if the peer refuses it or is not the intended node.
         """
-        client_id = f"chronik-{self.identity.node_id}"
         return await Connection.open(
             *endpoint,
-            client_id=client_id,
+            client_id=f"chronik-{self.identity.node_id}",
             timeout_s=timeout_s,
             authenticate=lambda connection: self._authenticate(connection, node_id, purpose, timeout_s),
         )
@@ -210,11 +197,8 @@ class Peers:
         """Prove the cluster secret to the peer, and verify the peer's proof. See `peer_handshake`."""
         hello = self.identity.hello(node_id, purpose, self.random.randbytes(NONCE_BYTES))
         caller = Caller(self._secret, hello)
-        try:
-            reply, proof = caller.prove(await self._ask(connection, InternalKey.HELLO, caller.hello, timeout_s))
-            is_proven, refusal = caller.confirms(await self._ask(connection, InternalKey.PROOF, proof, timeout_s))
-        except MalformedRequest as error:
-            raise Rejected(f"{connection.name} is no node of this version: {error}") from None
+        reply, proof = await self._ask(connection, InternalKey.HELLO, caller.hello, caller.prove, timeout_s)
+        is_proven, refusal = await self._ask(connection, InternalKey.PROOF, proof, caller.confirms, timeout_s)
         if not is_proven:
             # This node's own message: an unauthenticated peer's text is not repeated.
             raise Rejected(
@@ -231,20 +215,21 @@ class Peers:
     async def check_alive(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> None:
         """Check that an authenticated peer is alive and still in this cluster."""
         hello = encode(self.identity.hello(node_id, purpose))
-        try:
-            reply = decode_hello_reply(await self._ask(connection, InternalKey.HELLO, hello, timeout_s))
-        except MalformedRequest as error:
-            raise Rejected(f"{connection.name} is no node of this version: {error}") from None
+        reply = await self._ask(connection, InternalKey.HELLO, hello, decode_hello_reply, timeout_s)
         if reply.refusal:
             raise Rejected(reply.refusal)
         self._check_cluster(connection, reply)
 
-    async def _ask(self, connection: Connection, key: InternalKey, body: bytes, timeout_s: float) -> bytes:
+    async def _ask(
+        self, connection: Connection, key: InternalKey, body: bytes, read: Callable[[bytes], T], timeout_s: float
+    ) -> T:
         try:
             async with asyncio.timeout(timeout_s):
-                return bytes(await connection.send(key, VERSION, body))
+                return read(bytes(await connection.send(key, VERSION, body)))
         except TimeoutError:
             raise ConnectionLost(f"{connection.name} did not answer within {timeout_s:g} s") from None
+        except MalformedRequest as error:
+            raise Rejected(f"{connection.name} is no node of this version: {error}") from None
 
     def _check_cluster(self, connection: Connection, reply: HelloReply) -> None:
         own_id = self.identity.cluster_id
@@ -253,12 +238,6 @@ class Peers:
                 f"node {reply.node_id} at {connection.name} belongs to cluster {reply.cluster_id}, "
                 f"this node to {own_id}: correct the peers"
             )
-
-
-def _retrieve(task: asyncio.Task[Connection]) -> None:
-    """Retrieve the exception, because the caller may be gone: an unretrieved one is logged as an error."""
-    if not task.cancelled():
-        task.exception()
 
 
 class Link:
@@ -271,16 +250,13 @@ class Link:
         self._peers = peers
         self._loop = peers.loop
         self._connection: Connection | None = None
-        self._is_trying = True
         self._queue: deque[tuple[InternalKey, bytes]] = deque(maxlen=QUEUED_MESSAGES_MAX)
         self._draining: asyncio.Task[None] | None = None
-        self._poked = asyncio.Event()
+        self.poked = asyncio.Event()
+        """Set it to connect now instead of after the backoff."""
         self._tried: asyncio.Future[None] = self._loop.create_future()
+        """Done unless an attempt to connect is running."""
         self._task = self._loop.create_task(self._keep_connected(), name=f"link-{node_id}")
-
-    def poke(self) -> None:
-        """Try to connect now instead of after the backoff."""
-        self._poked.set()
 
     def close(self) -> None:
         self._task.cancel()
@@ -292,16 +268,13 @@ class Link:
         if not self._tried.done():
             self._tried.set_result(None)
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
     def send(self, key: InternalKey, body: bytes) -> None:
         connection = self._connection
         if connection is not None and not self._queue and connection.is_writable:
             connection.send_unanswered(key, VERSION, body)
-        elif connection is not None or self._is_trying:
+        elif connection is not None or not self._tried.done():
             self._queue.append((key, body))
-            if connection is not None and self._draining is None:
-                self._draining = self._loop.create_task(self._drain(connection), name=f"drain-{self.node_id}")
+            self._start_draining()
 
     async def call(self, key: InternalKey, body: bytes, timeout_s: float) -> memoryview:
         try:
@@ -313,32 +286,34 @@ class Link:
 
     async def _connected(self) -> Connection:
         """Return the open connection; wait for a running attempt, and raise Unreachable if that fails."""
-        if self._connection is None and self._is_trying:
+        if self._connection is None:
             await asyncio.shield(self._tried)
         if self._connection is None:
             raise Unreachable(f"node {self.node_id} at {self.endpoint} cannot be reached: {self.status.reason}")
         return self._connection
+
+    def _start_draining(self) -> None:
+        if self._queue and self._connection is not None and self._draining is None:
+            self._draining = self._loop.create_task(self._drain(self._connection), name=f"drain-{self.node_id}")
 
     async def _drain(self, connection: Connection) -> None:
         try:
             while self._queue and self._connection is connection:
                 await connection.drained()
                 while self._queue and connection.is_writable:
-                    connection.send_unanswered(self._queue[0][0], VERSION, self._queue[0][1])
+                    key, body = self._queue[0]
+                    connection.send_unanswered(key, VERSION, body)
                     self._queue.popleft()
         except ClientError:
             self._queue.clear()
         finally:
             self._draining = None
 
-    # -- reconnecting --------------------------------------------------------------------------------------------------
-
     async def _keep_connected(self) -> None:
         pause_s = 0.0
         while True:
-            self._poked.clear()
-            if not self._is_trying:
-                self._is_trying = True
+            self.poked.clear()
+            if self._tried.done():
                 self._tried = self._loop.create_future()
             opened_s = self._loop.time()
             error = await self._until_lost()
@@ -348,11 +323,9 @@ class Link:
                 pause_s = 0.0
                 continue
             pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * pause_s))
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s * (0.75 + self._peers.random.random() / 4)):
-                    await self._poked.wait()
-            except TimeoutError:
-                continue
+                    await self.poked.wait()
 
     async def _until_lost(self) -> Exception:
         """Open the connection and keep it until it is lost; return the error that ended or prevented it."""
@@ -363,8 +336,7 @@ class Link:
         self._connection = connection
         self._set_status(PeerState.CONNECTED, "")
         self._peers.log.info("peer_connected", peer=self.node_id, address=str(self.endpoint))
-        if self._queue and self._draining is None:
-            self._draining = self._loop.create_task(self._drain(connection), name=f"drain-{self.node_id}")
+        self._start_draining()
         try:
             while True:
                 try:
@@ -382,7 +354,9 @@ class Link:
             self._connection = None
 
     def _report(self, error: Exception) -> None:
-        state = _state_after(error)
+        state = PeerState.REJECTED if isinstance(error, Rejected) else PeerState.SILENT
+        if isinstance(error, Refused):
+            state = PeerState.REFUSED
         reason = str(error)
         if state is not self.status.state or (state is PeerState.REJECTED and reason != self.status.reason):
             log = self._peers.log.error if state is PeerState.REJECTED else self._peers.log.warning
@@ -395,13 +369,5 @@ class Link:
     def _set_status(self, state: PeerState, reason: str) -> None:
         since_s = self.status.since_s if state is self.status.state else self._loop.time()
         self.status = PeerStatus(state, since_s, reason)
-        self._is_trying = False
         if not self._tried.done():
             self._tried.set_result(None)
-
-
-def _state_after(error: Exception) -> PeerState:
-    """Return the peer's state after its connection ended or an attempt failed."""
-    if isinstance(error, Refused):
-        return PeerState.REFUSED
-    return PeerState.REJECTED if isinstance(error, Rejected) else PeerState.SILENT

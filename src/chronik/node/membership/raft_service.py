@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from chronik.client.endpoint import Endpoint, EndpointError
@@ -48,8 +49,6 @@ class StateMachine(Protocol):
 
     def write_failed(self, error: Exception) -> None:
         """Handle a failed store write. The write is retried, so the proposals may still be applied."""
-
-    def write_recovered(self) -> None: ...
 
 
 class RaftService:
@@ -94,8 +93,6 @@ class RaftService:
         """Whether the membership in force is not yet committed, according to the core's events."""
         self._taken_ids: dict[int, None] = {}
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         self._disk.subscribe(self._storage_changed)
         self._tick()
@@ -119,8 +116,6 @@ class RaftService:
         """Call `listener` with each event of the core, after earlier committed entries are applied."""
         self._listeners.append(listener)
 
-    # -- queries -------------------------------------------------------------------------------------------------------
-
     def now(self) -> int:
         return int(self._loop.time() * 1000)
 
@@ -131,12 +126,8 @@ class RaftService:
 
     def led_at_ms(self) -> int:
         """Return the latest time at which no other node can have led: now, while this node holds the leader lease."""
-        until_ms, now_ms = self.node.leader_lease_until_ms, self.now()
-        if until_ms is None:
-            return NEVER_MS
-        return now_ms if now_ms < until_ms else until_ms
-
-    # -- input to the core ---------------------------------------------------------------------------------------------
+        until_ms = self.node.leader_lease_until_ms
+        return NEVER_MS if until_ms is None else min(self.now(), until_ms)
 
     def received(self, peer_id: int, data: bytes) -> None:
         """Pass on a message from a peer whose connection is authenticated as `peer_id`."""
@@ -162,8 +153,8 @@ class RaftService:
         self._pump_soon()
         return outcome
 
-    def transfer_leadership(self, target: int | None = None) -> Refused | None:
-        outcome = self.node.transfer_leadership(target, self.now())
+    def transfer_leadership(self) -> Refused | None:
+        outcome = self.node.transfer_leadership(None, self.now())
         self._pump_soon()
         return outcome
 
@@ -189,8 +180,6 @@ class RaftService:
         if not self._is_pump_due:
             self._is_pump_due = True
             self._loop.call_soon(self._pump)
-
-    # -- output of the core --------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         self._is_pump_due = False
@@ -228,7 +217,8 @@ class RaftService:
         """
         assert ready.persist is not None
         persist = ready.persist
-        write = self._disk.begin(self._write_is_late)
+        late = StoreError(NO_ANSWER)
+        write = self._disk.begin(lambda: self._write_failed(late, then="other nodes lead until it does"))
         while True:
             try:
                 self._job = self._loop.run_in_executor(self._executor, self._store.persist, persist)
@@ -244,14 +234,10 @@ class RaftService:
         if self.write_error is not None:
             self.write_error = None
             self._log.info("raft_write_recovered")
-            self._machine.write_recovered()
         self._writing = None
         if not self._is_closed:
             self._step(lambda: self._persisted(ready))
             self._storage_changed()
-
-    def _write_is_late(self) -> None:
-        self._write_failed(StoreError(NO_ANSWER), then="other nodes lead until it does")
 
     def _write_failed(self, error: Exception, then: str) -> None:
         if self.write_error is None:
@@ -284,23 +270,20 @@ class RaftService:
         # Use the next whole millisecond: `now` rounds down, so a timer that fires early would only be set again.
         self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._tick)
 
-    # -- events and failures -------------------------------------------------------------------------------------------
-
     def _handle_event(self, event: Event) -> None:
         match event:
             case RoleChanged(role=role, term=term, leader=leader):
                 self._log.info("raft_role", role=role.value, term=term, leader=leader)
             case LeaderEstablished(term=term):
                 self._log.info("controller_elected", term=term)
-            case MembershipChanged(membership=membership, is_committed=True):
-                self._follow_members()
-                self.is_changing_members = False
-                voters = [member.node_id for member in membership.voters]
-                learners = [member.node_id for member in membership.members if not member.is_voter]
-                self._log.info("members_changed", voters=voters, learners=learners)
-            case MembershipChanged():
-                self._follow_members()
-                self.is_changing_members = True
+            case MembershipChanged(membership=membership, is_committed=is_committed):
+                self.is_alone = _is_alone(self.node)
+                self.is_changing_members = not is_committed
+                self.learn_members()
+                if is_committed:
+                    voters = [member.node_id for member in membership.voters]
+                    learners = [member.node_id for member in membership.members if not member.is_voter]
+                    self._log.info("members_changed", voters=voters, learners=learners)
             case NodeIdTaken(node_id=node_id) if node_id not in self._taken_ids:
                 self._taken_ids[node_id] = None
                 self._log.error(
@@ -310,16 +293,11 @@ class RaftService:
                     "give it a node_id of its own",
                 )
 
-    def learn(self, node_id: int, address: str) -> None:
-        try:
-            self._peers.learn(node_id, Endpoint.parse(address))
-        except EndpointError:
-            return
-
-    def _follow_members(self) -> None:
-        self.is_alone = _is_alone(self.node)
+    def learn_members(self) -> None:
+        """Learn the members' addresses."""
         for member in self.node.membership.members:
-            self.learn(member.node_id, member.address)
+            with suppress(EndpointError):
+                self._peers.learn(member.node_id, Endpoint.parse(member.address))
 
     def _fail(self, error: Exception) -> None:
         """Stop the node after an impossible state in the core or the state machine: continuing would spread it."""

@@ -61,7 +61,10 @@ class SqliteRaftStore:
                 stored = StoredState(store_id, _hard_state(connection), _snapshot(connection), _entries(connection))
             except (ValueError, TypeError, struct.error) as error:
                 raise sqlite3.DatabaseError(f"a row cannot be read: {error}") from error
-            _check_end(stored, _last_position(connection))
+            last = _last_position(connection)
+            expected = max(stored.hard_state.commit, stored.snapshot.index if stored.snapshot else 0)
+            if last < expected:
+                raise sqlite3.DatabaseError(f"the log ends at entry {last}, before {expected}")
             return stored
         except (sqlite3.Error, UnicodeDecodeError) as error:
             # UnicodeDecodeError occurs when SQLite quotes damaged text from the file.
@@ -97,7 +100,8 @@ class SqliteRaftStore:
         """Run an atomic transaction that is durable when the block ends."""
         try:
             connection = self._open()
-            with _atomic(connection):
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 yield connection
         except sqlite3.Error as error:
             raise StoreError(f"{self._path} cannot be written: {one_line(error)}") from error
@@ -137,25 +141,14 @@ class SqliteRaftStore:
         report = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
         if report != ["ok"]:
             raise sqlite3.DatabaseError(report[0])
-        with _atomic(connection):
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
         connection.execute("INSERT OR IGNORE INTO settings VALUES ('format', ?)", (FORMAT,))
         (version,) = connection.execute("SELECT value FROM settings WHERE name = 'format'").fetchone()
         if version != FORMAT:
             raise StoreError(f"{self._path} has format {version}, this version reads {FORMAT}: use a newer version")
-
-
-@contextmanager
-def _atomic(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def is_full(error: Exception) -> bool:
@@ -206,13 +199,6 @@ def _entries(connection: sqlite3.Connection) -> tuple[Entry, ...]:
     if entries and entries[0].index > first:
         raise sqlite3.DatabaseError(f"entry {first} is missing")
     return tuple(entries)
-
-
-def _check_end(stored: StoredState, last: int) -> None:
-    """Check that the log reaches at least the snapshot and the commit index."""
-    expected = max(stored.hard_state.commit, stored.snapshot.index if stored.snapshot else 0)
-    if last < expected:
-        raise sqlite3.DatabaseError(f"the log ends at entry {last}, before {expected}")
 
 
 def _last_snapshot(connection: sqlite3.Connection) -> int:
