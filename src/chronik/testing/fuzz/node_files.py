@@ -39,12 +39,8 @@ def fuzz_raft_stores(count: int, seed: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     for is_closed in (True, False):
         history: list[StoredState] = []
-        outcomes += _fuzz(
-            count,
-            seed,
-            partial(_write_store, history, is_closed),
-            partial(_open_store, history),
-        )
+        write, check = partial(_write_store, history, is_closed), partial(_open_store, history)
+        outcomes += _fuzz(count, seed, write, check)
     return outcomes
 
 

@@ -11,7 +11,7 @@
                         partition of a group; acknowledgements while a device is sick
     audit               the oracle for node state: one leader for each term and epoch, replicas agree
     client              the base of all clients; requests: what they send
-                        producer, consumer, member, group_offsets, compaction_client, churn, operators
+                        producer, consumer, group_clients, topic_clients, operators
     workload            all clients of a run
     faults              which faults occur, and when; cluster_faults: between nodes; disk_faults: files and devices
     crash_points        where crashes occur: at syncs, renames, arriving segments, and in the node's code

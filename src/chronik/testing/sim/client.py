@@ -44,7 +44,7 @@ class SimClient:
         # Shuffled, so that clients do not all learn of leaders from the same node.
         nodes = service.bootstrap
         self._bootstrap = nodes if len(nodes) == 1 else self.random.sample(nodes, len(nodes))
-        self._cluster: Cluster | None = None
+        self.cluster = self.new_cluster(*self._bootstrap)
         self._single_nodes: dict[tuple[str, int], Cluster] = {}
 
     async def run(self) -> None:
@@ -59,12 +59,6 @@ class SimClient:
         self.is_finishing = True
 
     # -- connections ---------------------------------------------------------------------------------------------------
-
-    @property
-    def cluster(self) -> Cluster:
-        if self._cluster is None:
-            self._cluster = self.new_cluster(*self._bootstrap)
-        return self._cluster
 
     def new_cluster(self, *nodes: tuple[str, int]) -> Cluster:
         return Cluster(list(nodes), client_id=self.name, timeout_s=REQUEST_TIMEOUT_S)
@@ -88,27 +82,27 @@ class SimClient:
         """Return a random node to query for leaders: a node that lags may still name itself."""
         if len(self._bootstrap) == 1:
             return self.cluster
-        address = self.random.choice(self._bootstrap)
+        return self.single_node(self.random.choice(self._bootstrap))
+
+    def single_node(self, address: tuple[str, int]) -> Cluster:
         if address not in self._single_nodes:
             self._single_nodes[address] = self.new_cluster(address)
         return self._single_nodes[address]
 
-    async def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def insist(self, attempt: Callable[[], Awaitable[T]], where: object = "") -> T:
         """Retry until the attempt succeeds. The scenario's deadline detects a cluster that never recovers."""
         while True:
             try:
                 return await attempt()
             except (ClientError, KafkaError, TimeoutError) as error:
-                self.failed(error)
+                self.failed(error, where)
                 await self.pause()
 
     async def drop_connections(self) -> None:
         """Close all connections, as an impatient application does before it starts over."""
-        single_nodes, self._single_nodes = self._single_nodes, {}
-        for cluster in single_nodes.values():
-            await cluster.close()
-        if self._cluster is not None:
-            cluster, self._cluster = self._cluster, None
+        clusters = (*self._single_nodes.values(), self.cluster)
+        self._single_nodes, self.cluster = {}, self.new_cluster(*self._bootstrap)
+        for cluster in clusters:
             await cluster.close()
 
     async def pause(self) -> None:

@@ -5,7 +5,7 @@ It prefers leaders: the controller, and the leader of a partition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from chronik.metadata.image import OFFSETS_TOPIC
@@ -90,27 +90,9 @@ class ClusterNemesis(Nemesis):
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
-    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
-        return {
-            **super()._faults_by_name(),
-            "freeze": self._freeze,
-            "isolate": self._isolate,
-            "deafen": self._deafen,
-            "part": self._part,
-            "kill_all": self._kill_all,
-            "power_all": self._power_all,
-            "transfer": self._transfer,
-            "coup": self._coup,
-            "jump": self._jump,
-            "drift": self._drift,
-        }
-
     def _freeze(self, node: SimNode) -> None:
         """Pause the node, perhaps for longer than its session, so that other nodes take over."""
-        pause_s = self._duration_s()
-        self._world.note(f"{node.host.name} is frozen for {pause_s:.3f} s")
-        node.host.pause()
-        self._world.after(pause_s, node.host.resume)
+        self._hold(node, "frozen", self._duration_s())
 
     def _isolate(self, node: SimNode) -> None:
         """Cut the node off from the other nodes; clients still reach it."""
@@ -134,8 +116,7 @@ class ClusterNemesis(Nemesis):
     def _cut_links(self, links: Sequence[tuple[Host, Host]]) -> None:
         duration_s = self._duration_s()
         for source, target in links:
-            self._network.cut(source, target)
-            self._world.after(duration_s, self._network.heal, source, target)
+            self._cut_link(source, target, duration_s)
 
     def _duration_s(self) -> float:
         return self._random.uniform(*LONG_S) if self._random.random() < 0.5 else self._random.random() * SHORT_S_MAX
@@ -184,7 +165,7 @@ class ClusterNemesis(Nemesis):
     def _jump(self, node: SimNode) -> None:
         step_ms = self._random.randint(-WALL_JUMP_MS_MAX, WALL_JUMP_MS_MAX)
         self._world.note(f"the wall clock of {node.host.name} jumps by {step_ms} ms")
-        node.host.clock.step_wall(step_ms)
+        node.host.clock.wall_offset_ms += step_ms
 
     def _drift(self, node: SimNode) -> None:
         clock, rate = node.host.clock, node.host.clock.rate

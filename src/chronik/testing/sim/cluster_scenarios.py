@@ -12,7 +12,6 @@ from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.audit import Auditor
 from chronik.testing.sim.client import SimClient
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis, LoneCut
-from chronik.testing.sim.compaction_client import TOPIC as COMPACTED_TOPIC
 from chronik.testing.sim.disk_faults import FILE_FAULTS, DiskNemesis, SickDisk
 from chronik.testing.sim.faults import Targets
 from chronik.testing.sim.history import Availability
@@ -20,6 +19,7 @@ from chronik.testing.sim.host import Host
 from chronik.testing.sim.node import SimNode, newest_image, node_config
 from chronik.testing.sim.operators import ResizeOperator
 from chronik.testing.sim.scenario import Scenario
+from chronik.testing.sim.topic_clients import COMPACTED_TOPIC
 from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
 from chronik.wire.batch import check_batches, decode_batch
 
@@ -160,7 +160,7 @@ class ThreeNodes(Scenario):
         before = -1
         while (replicated := self._records_replicated()) > before:
             before = replicated
-            if self.world.run(self.world.now + IN_SYNC_S_MAX, self._all_in_sync, self._events_max):
+            if self.world.run(self.world.now + IN_SYNC_S_MAX, self._all_in_sync):
                 return True
         return self._reaches(IN_SYNC_S_MAX, self._all_in_sync, "all replicas are in sync", self._lagging)
 

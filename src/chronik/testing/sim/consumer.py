@@ -9,7 +9,7 @@ from chronik.client.errors import ClientError
 from chronik.testing.sim.client import Service, SimClient
 from chronik.testing.sim.history import PartitionHistory
 from chronik.testing.sim.requests import EARLIEST, LATEST, fetch, list_offset
-from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.errors import KafkaError
 
 REREAD_SHARE = 0.02
 
@@ -40,7 +40,7 @@ class SimConsumer(SimClient):
             try:
                 await self._follow(connection)
             except (ClientError, KafkaError) as error:
-                self._check(error)
+                self.failed(error, self.partition.name)
                 await self.pause()
 
     async def _follow(self, connection: Connection) -> None:
@@ -58,11 +58,6 @@ class SimConsumer(SimClient):
         )
         self.records_read += self.position - before
 
-    def _check(self, error: ClientError | KafkaError) -> None:
-        if isinstance(error, KafkaError) and error.code is ErrorCode.offset_out_of_range:
-            self.partition.out_of_range(self.position, self.name)
-        self.failed(error, self.partition.name)
-
 
 class FinalReader(SimConsumer):
     """Reads the partition from beginning to end, after all writes have stopped."""
@@ -70,18 +65,15 @@ class FinalReader(SimConsumer):
     async def work(self) -> None:
         end_offset = await self.insist(self._end_offset)
         while self.position < end_offset and self.world.violation is None:
-            connection = await self.leader(*self.partition.name)
             before = self.position
-            try:
-                await self._read(connection)
-            except (ClientError, KafkaError) as error:
-                self._check(error)
-                await self.pause()
-                continue
+            await self.insist(self._read_from_leader, self.partition.name)
             if self.position == before:
                 self.world.violated(f"{self.partition.name} ends at {end_offset}, and nothing is read at {before}")
         # Unanswered produce requests may have been appended meanwhile.
         self._compare(max(end_offset, self.position))
+
+    async def _read_from_leader(self) -> None:
+        await self._read(await self.leader(*self.partition.name))
 
     async def _end_offset(self) -> int:
         known_end = self.partition.end_seen

@@ -7,8 +7,9 @@ node does not know of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.partition import Partition
@@ -63,26 +64,21 @@ CLUSTER_POINTS: Mapping[str, int] = {**NODE_POINTS, **{name: 2 for *_, name in W
 @contextmanager
 def crash_points(world: World) -> Iterator[None]:
     """Enable the crash points within the block."""
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _, _ in WRAPPED]
-    for owner, name, is_before, point in WRAPPED:
-        setattr(owner, name, _wrapped(world, getattr(owner, name), is_before, point))
-    try:
+    with ExitStack() as enabled:
+        for owner, name, is_before, point in WRAPPED:
+            wrapped = _wrapped(world, getattr(owner, name), is_before, point)
+            enabled.enter_context(patch.object(owner, name, wrapped))
         yield
-    finally:
-        for owner, name, original in originals:
-            setattr(owner, name, original)
 
 
 def _wrapped(world: World, original: Callable[..., Any], is_before: bool, point: str) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         process = world.running
-        if process is None:
-            return original(*args, **kwargs)
-        if is_before:
+        if process is not None and is_before:
             process.reached(point)
-            return original(*args, **kwargs)
         result = original(*args, **kwargs)
-        process.reached(point)
+        if process is not None and not is_before:
+            process.reached(point)
         return result
 
     return wrapped

@@ -6,8 +6,7 @@ between. `DamageTracker` decides which node's files may be damaged: one node's a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis
 from chronik.testing.sim.damage import DamageTracker
@@ -62,14 +61,11 @@ class DiskNemesis(ClusterNemesis):
         self._is_waiting = False
         """Whether a file fault waits until it is allowed: no other fault is injected until then."""
 
-    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
-        return {
-            **super()._faults_by_name(),
-            **{kind: partial(self._damage_files, kind) for kind in FILE_FAULTS},
-            "lose_all_stores": self._lose_all_stores,
-            "fail_disk": self._fail_disk,
-            "hang_disk": self._hang_disk,
-        }
+    def _inject(self, kind: str, node: SimNode) -> None:
+        if kind in FILE_FAULTS:
+            self._damage_files(kind, node)
+        else:
+            super()._inject(kind, node)
 
     def end(self) -> None:
         self._put_stores_back()
@@ -139,7 +135,12 @@ class DiskNemesis(ClusterNemesis):
         return kind != "roll_back" or (bool(_older_copies(node)) and self._others_remember(node))
 
     def _damage_log(self, kind: str, node: SimNode, lagging: SimNode | None) -> None:
-        down = self._take_down(node) if lagging is None else self._take_all_down()
+        if lagging is None:
+            down = self._take_down(node)
+        else:
+            down = list(self._nodes)
+            for each in down:
+                each.kill()  # after a kill, the files show how far they had come
         files = self.damage.files(node)
         exposed = files.exposed()
         if exposed:
@@ -258,12 +259,6 @@ class DiskNemesis(ClusterNemesis):
             self._crash(each)
         return down
 
-    def _take_all_down(self) -> list[SimNode]:
-        """Kill all nodes: after a kill, the files show how far they had come."""
-        for each in self._nodes:
-            each.kill()
-        return list(self._nodes)
-
     def _crash(self, node: SimNode) -> None:
         if self._random.random() < 0.5 and self._may_lose(node) and node.host.is_powered:
             node.power_off()
@@ -296,7 +291,7 @@ class DiskNemesis(ClusterNemesis):
             self.counts["fail_disk"] -= 1
             self._fault("hang_disk", node)()
             return
-        seconds = self._sick_s()
+        seconds = self._duration_s()
         self._world.note(f"{node.host.name} cannot write to its disk for {seconds:.1f} s")
         node.host.disk.is_failing = True
         self._world.after(seconds, self._disk_is_well, node)
@@ -310,13 +305,10 @@ class DiskNemesis(ClusterNemesis):
 
     def _hang_disk(self, node: SimNode) -> None:
         """Block executor jobs; in some runs, syncs or all writes in the loop block as well."""
-        seconds = self._sick_s()
+        seconds = self._duration_s()
         holds_up = self._random.choice((frozenset[str](), SYNCS, WRITES))
         self._world.note(f"{node.host.name} has a disk that hangs for {seconds:.1f} s")
         node.host.disk.hang(seconds, holds_up)
-
-    def _sick_s(self) -> float:
-        return self._duration_s()
 
 
 def _older_copies(node: SimNode) -> list[FolderNode]:
@@ -346,5 +338,5 @@ class SickDisk(DiskNemesis):
         self._fault(kind, node)()
         self._availability.begin(f"{kind} at {node.host.name}")
 
-    def _sick_s(self) -> float:
+    def _duration_s(self) -> float:
         return SICK_S

@@ -143,28 +143,16 @@ class Nemesis:
             strike.carry_out()
 
     def _fault(self, kind: str, node: SimNode) -> Callable[[], None]:
-        fault = self._faults_by_name()[kind]
-
         def carry_out() -> None:
             if not self._is_over:
                 self.counts[kind] = self.counts.get(kind, 0) + 1
-                fault(node)
+                self._inject(kind, node)
 
         return carry_out
 
-    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
-        return {
-            "kill": self._kill,
-            "power": self._power,
-            "stop": self._stop,
-            "pause": self._pause,
-            "full": self._full,
-            "slow": self._slow,
-            "sync_error": self._sync_error,
-            "cut": self._cut,
-            "reset": self._reset,
-            "silence": self._silence,
-        }
+    def _inject(self, kind: str, node: SimNode) -> None:
+        """Each fault is a method: `_kill` for "kill"."""
+        getattr(self, f"_{kind}")(node)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -198,8 +186,10 @@ class Nemesis:
         self._start_later(node)
 
     def _pause(self, node: SimNode) -> None:
-        pause_s = self._random.expovariate(1.0) * 0.5
-        self._world.note(f"{node.host.name} is paused for {pause_s:.3f} s")
+        self._hold(node, "paused", self._random.expovariate(1.0) * 0.5)
+
+    def _hold(self, node: SimNode, how: str, pause_s: float) -> None:
+        self._world.note(f"{node.host.name} is {how} for {pause_s:.3f} s")
         node.host.pause()
         self._world.after(pause_s, node.host.resume)
 
@@ -234,11 +224,13 @@ class Nemesis:
         duration_s = self._random.expovariate(1.0) * 0.8
         for other in self._random.sample(others, self._random.randint(1, len(others))):
             if way != "out":
-                self._network.cut(other, node.host)
-                self._world.after(duration_s, self._network.heal, other, node.host)
+                self._cut_link(other, node.host, duration_s)
             if way != "in":
-                self._network.cut(node.host, other)
-                self._world.after(duration_s, self._network.heal, node.host, other)
+                self._cut_link(node.host, other, duration_s)
+
+    def _cut_link(self, source: Host, target: Host, duration_s: float) -> None:
+        self._network.cut(source, target)
+        self._world.after(duration_s, self._network.heal, source, target)
 
     def _reset(self, node: SimNode) -> None:
         count = self._network.reset_some(node.host, self._random.random())

@@ -165,16 +165,14 @@ class ResizeOperator(SimClient):
 
     async def _unregister(self, node_id: int) -> bool:
         """Unregister the node; return whether that succeeded. It fails if the node got a replica again meanwhile."""
-        unregistered = False
 
-        async def attempt() -> None:
-            nonlocal unregistered
+        async def attempt() -> bool:
             try:
                 await Brokers(self.cluster).unregister(node_id)
-                unregistered = True
             except KafkaError as error:
                 if error.code not in _REMOVAL_REFUSED_NOW:
                     raise
+                return False
+            return True
 
-        await self.insist(attempt)
-        return unregistered
+        return await self.insist(attempt)

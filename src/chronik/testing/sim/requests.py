@@ -6,9 +6,10 @@ All of them raise the broker's error as KafkaError, or ClientError.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from chronik.client.connection import Connection
+from chronik.client.errors import raise_for
 from chronik.testing.sim.client import REQUEST_TIMEOUT_S
 from chronik.testing.sim.history import PartitionHistory
 from chronik.wire.api import ApiKey
@@ -27,13 +28,6 @@ ACKS_ALL = -1
 EARLIEST, LATEST = -2, -1
 NO_GENERATION = -1
 
-
-def raise_for(response: Any, what: str) -> None:
-    code = ErrorCode(getattr(response, "error_code", 0))
-    if code is not ErrorCode.none:
-        raise KafkaError(code, what)
-
-
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
@@ -45,7 +39,8 @@ def produce_request(version: int, topic: str, partition: int, batch: bytes, acks
 def produced_offset(version: int, body: memoryview) -> int:
     """Return the base offset of the batch in a Produce response."""
     result = read_produce_response(version, body).topics[0][2][0]
-    raise_for(result, result.error_message or "")
+    if result.error_code:
+        raise KafkaError(ErrorCode(result.error_code), result.error_message or "")
     return result.base_offset
 
 
@@ -71,17 +66,8 @@ class Fetched(NamedTuple):
 async def fetch_records(
     connection: Connection, topic: str, partition: int, position: int, *, max_bytes: int, max_wait_ms: int
 ) -> Fetched:
-    requested = FetchPartition(
-        partition,
-        current_leader_epoch=-1,
-        fetch_offset=position,
-        last_fetched_epoch=-1,
-        log_start_offset=-1,
-        max_bytes=max_bytes,
-    )
-    request = FetchRequest(
-        max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=max_bytes, topics=[FetchTopic(topic, None, [requested])]
-    )
+    topics = [FetchTopic(topic, None, [FetchPartition(partition, -1, position, -1, -1, max_bytes)])]
+    request = FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=max_bytes, topics=topics)
     version = connection.version(ApiKey.FETCH, TOPIC_NAMES_MAX_VERSION)
     body = await connection.request(
         ApiKey.FETCH, version, write_fetch_request(version, request), timeout_s=max_wait_ms / 1000 + FETCH_SLACK_S
@@ -112,11 +98,12 @@ async def fetch(
     fetched = await fetch_records(connection, *history.name, position, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
     history.end_received(fetched.high_watermark, known_end, reader)
     if fetched.damage is not None:
-        history.damaged(position, fetched.damage, reader)
+        history.violated(f"{reader} got a damaged batch at offset {position}: {fetched.damage}")
         return position
+    end = fetched.high_watermark
     for record in fetched.records:
-        if record.offset != position or record.offset >= fetched.high_watermark:
-            history.skipped(position, record.offset, fetched.high_watermark, reader)
+        if record.offset != position or record.offset >= end:
+            history.violated(f"{reader} expected offset {position} and got {record.offset} of a log that ends at {end}")
             return position
         history.read(record.offset, record.value, reader)
         position += 1
@@ -126,16 +113,9 @@ async def fetch(
 async def list_offset(connection: Connection, partition: PartitionHistory, timestamp: int) -> int:
     """Send ListOffsets for one partition and return the offset."""
     requested = {"partition_index": partition.name.partition, "current_leader_epoch": -1, "timestamp": timestamp}
-    response = await connection.call(
-        ApiKey.LIST_OFFSETS,
-        {
-            "replica_id": -1,
-            "isolation_level": 0,
-            "topics": [{"name": partition.name.topic, "partitions": [requested]}],
-            "timeout": 1000,
-        },
-        timeout_s=REQUEST_TIMEOUT_S,
-    )
+    topics = [{"name": partition.name.topic, "partitions": [requested]}]
+    values = {"replica_id": -1, "isolation_level": 0, "topics": topics, "timeout": 1000}
+    response = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=REQUEST_TIMEOUT_S)
     result = response.topics[0].partitions[0]
     raise_for(result, "ListOffsets")
     return int(result.offset)
@@ -170,19 +150,13 @@ async def commit_offsets(
     group: str,
     topic: str,
     offsets: Mapping[int, int],
-    *,
     generation: int = NO_GENERATION,
     member_id: str = "",
 ) -> None:
     """Send OffsetCommit."""
+    unset = {"committed_leader_epoch": -1, "committed_metadata": ""}
     partitions = [
-        {
-            "partition_index": partition,
-            "committed_offset": offset,
-            "committed_leader_epoch": -1,
-            "committed_metadata": "",
-        }
-        for partition, offset in offsets.items()
+        {"partition_index": partition, "committed_offset": offset, **unset} for partition, offset in offsets.items()
     ]
     values = {
         "group_id": group,

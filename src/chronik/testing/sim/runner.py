@@ -73,14 +73,14 @@ def run_seed(
 ) -> Report:
     """Run a scenario from a seed. The report holds any violation; only faults of the simulator itself are raised."""
     world = World(seed)
-    world.print_note = print_note
+    world.print_note, world.events_max = print_note, events_max
     # The garbage collector runs finalizers at times that do not depend on the seed.
     was_enabled = gc.isenabled()
     gc.disable()
     started_s = perf_counter()
     try:
         with tripwires(world), crash_points(world):
-            played = SCENARIOS[scenario](world, events_max)
+            played = SCENARIOS[scenario](world)
             played.run()
         report = Report(
             seed,

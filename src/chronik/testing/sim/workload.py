@@ -8,16 +8,20 @@ from random import Random
 
 from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
-from chronik.testing.sim.churn import TopicChurn
 from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
-from chronik.testing.sim.compaction_client import CompactionClient
 from chronik.testing.sim.consumer import FinalReader, SimConsumer, SimObserver
-from chronik.testing.sim.group_offsets import FinalOffsetReader, OffsetCommitter, OffsetReader
+from chronik.testing.sim.group_clients import (
+    FinalOffsetReader,
+    MemberSettings,
+    OffsetCommitter,
+    OffsetReader,
+    SimMember,
+)
 from chronik.testing.sim.host import Host, Process
-from chronik.testing.sim.member import MemberSettings, SimMember
 from chronik.testing.sim.operators import ReassignmentOperator
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
 from chronik.testing.sim.requests import ACKS_ALL
+from chronik.testing.sim.topic_clients import CompactionClient, TopicChurn
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -39,6 +39,8 @@ class World:
         """The first violation; it ends the run."""
         self.notes: deque[str] = deque(maxlen=NOTES_KEPT)
         self.print_note: Callable[[str], None] | None = None
+        self.events_max: int | None = None
+        """If given, the run ends after this many events."""
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
         self._hash = blake2b(digest_size=16)
@@ -55,13 +57,17 @@ class World:
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         self.at(self.now + delay_s, call, *args)
 
-    def run(self, until_s: float, is_over: Callable[[], bool] | None = None, events_max: int | None = None) -> bool:
+    @property
+    def is_cut_short(self) -> bool:
+        return self.events_max is not None and self.events >= self.events_max
+
+    def run(self, until_s: float, is_over: Callable[[], bool] | None = None) -> bool:
         """Run events until `is_over` or `until_s`; return whether `is_over`. Stop at a violation."""
         heap = self._heap
         while self.violation is None:
             if is_over is not None and is_over():
                 return True
-            if events_max is not None and self.events >= events_max:
+            if self.is_cut_short:
                 return False
             if not heap or heap[0][0] > until_s:
                 self.now = max(self.now, until_s)

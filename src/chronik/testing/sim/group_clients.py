@@ -1,26 +1,26 @@
-"""A member of a consumer group: joins, gets partitions assigned, reads them, and commits its positions.
+"""Clients of groups: members, and two that are none: one commits offsets, one queries every node.
 
-After an unanswered commit it rejoins before it commits again: a commit that is still in flight then belongs to an older
-generation and cannot overwrite a later one.
+Whichever node answers, and whenever: it never returns a committed offset older than one that the group knew before.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
+from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
-from chronik.client.errors import RETRIABLE, ClientError
+from chronik.client.errors import RETRIABLE, ClientError, raise_for
 from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
-from chronik.testing.sim.requests import commit_offsets, committed_offsets, fetch, raise_for
+from chronik.testing.sim.requests import commit_offsets, committed_offsets, fetch
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 PROTOCOL = "sim"
-FETCH_BYTES = 4096
-FETCH_WAIT_MS = 50
+OFFSETS_PAUSE_S = 50e-3
 
 _EXPECTED = RETRIABLE | {
     ErrorCode.rebalance_in_progress,
@@ -46,7 +46,11 @@ class MemberSettings:
 
 
 class SimMember(SimClient):
-    """One member; reads the partitions that the group leader assigned to it."""
+    """One member: joins, reads the partitions that the group leader assigned to it, and commits its positions.
+
+    After an unanswered commit it rejoins before it commits again: a commit that is still in flight then belongs to an
+    older generation and cannot overwrite a later one.
+    """
 
     def __init__(
         self, name: str, service: Service, group: str, topic: str, partitions: int, settings: MemberSettings
@@ -111,25 +115,13 @@ class SimMember(SimClient):
         self._generation = response.generation_id
         assignments = []
         if response.leader == response.member_id:
-            members = [each.member_id for each in response.members]
-            assignments = [
-                {
-                    "member_id": member,
-                    "assignment": json.dumps(list(range(index, self._partitions, len(members)))).encode(),
-                }
-                for index, member in enumerate(members)
-            ]
+            for index, member in enumerate(response.members):
+                partitions = list(range(index, self._partitions, len(response.members)))
+                assignments.append({"member_id": member.member_id, "assignment": json.dumps(partitions).encode()})
         sent_s = self.world.now
-        response = await self._call(
-            coordinator,
-            ApiKey.SYNC_GROUP,
-            {
-                **self._identity(),
-                "protocol_type": PROTOCOL,
-                "protocol_name": PROTOCOL,
-                "assignments": assignments,
-            },
-        )
+        protocol = {"protocol_type": PROTOCOL, "protocol_name": PROTOCOL}
+        values = {**self._identity(), **protocol, "assignments": assignments}
+        response = await self._call(coordinator, ApiKey.SYNC_GROUP, values)
         raise_for(response, "sync")
         assigned: list[int] = json.loads(response.assignment or b"[]")
         self._ownership.synced(self.name, self._generation, assigned, sent_s, self._session_s)
@@ -168,15 +160,8 @@ class SimMember(SimClient):
         while not self.is_finishing and self.world.now < ends_s:
             for partition in assigned:
                 connection = await self.leader(self.topic, partition)
-                before = positions[partition]
-                after = await fetch(
-                    connection,
-                    self.history.partition(self.topic, partition),
-                    before,
-                    self.name,
-                    max_bytes=FETCH_BYTES,
-                    max_wait_ms=FETCH_WAIT_MS,
-                )
+                history, before = self.history.partition(self.topic, partition), positions[partition]
+                after = await fetch(connection, history, before, self.name, max_bytes=4096, max_wait_ms=50)
                 if after > before:
                     self.history.group(self.group, self.topic, partition).processed(before, after, self.name)
                     positions[partition] = after
@@ -205,14 +190,7 @@ class SimMember(SimClient):
         for partition, offset in positions.items():
             self.history.group(self.group, self.topic, partition).trying(offset)
         sent_s = self.world.now
-        await commit_offsets(
-            coordinator,
-            self.group,
-            self.topic,
-            positions,
-            generation=self._generation,
-            member_id=self._member_id,
-        )
+        await commit_offsets(coordinator, self.group, self.topic, positions, self._generation, self._member_id)
         self._ownership.answered(self.name, self._generation, sent_s, "a commit")
         for partition, offset in positions.items():
             self.history.group(self.group, self.topic, partition).commit_acknowledged(offset)
@@ -220,3 +198,98 @@ class SimMember(SimClient):
 
     async def _call(self, connection: Connection, key: ApiKey, values: dict[str, Any]) -> Any:
         return await connection.call(key, values, timeout_s=REQUEST_TIMEOUT_S)
+
+
+class OffsetReader(SimClient):
+    """Fetches the committed offsets of a group from a random node, or from the coordinator that a random node names."""
+
+    def __init__(self, name: str, service: Service, topic: str, partitions: int) -> None:
+        super().__init__(name, service)
+        self._topic = topic
+        self._partitions = range(partitions)
+
+    async def work(self) -> None:
+        while not self.is_finishing:
+            await self.rest(OFFSETS_PAUSE_S)
+            groups = self.history.group_names
+            if not groups:
+                continue
+            try:
+                await self.check_offsets(self.random.choice(groups), await self._node())
+            except (ClientError, KafkaError, TimeoutError) as error:
+                self.failed(error)
+
+    async def check_offsets(self, group: str, connection: Connection) -> None:
+        """Fetch the group's committed offsets over this connection, and check them."""
+        known = {each: self.history.group(group, self._topic, each).committed for each in self._partitions}
+        require_stable = self.random.random() < 0.5
+        offsets = await committed_offsets(
+            connection, group, self._topic, self._partitions, require_stable=require_stable
+        )
+        for partition, offset in offsets.items():
+            self.history.group(group, self._topic, partition).fetched(offset, known[partition], self.name)
+
+    async def _node(self) -> Connection:
+        """Connect to any node, whatever its role in the group, or to the coordinator that any node names."""
+        deadline = Deadline(REQUEST_TIMEOUT_S)
+        address = self.random.choice(self._bootstrap)
+        node = self.single_node(address)
+        if self.random.random() < 0.5:
+            return await node.any_connection(deadline)
+        async with self.new_cluster(address) as fresh:
+            coordinator = await fresh.coordinator(self.random.choice(self.history.group_names), deadline)
+        return await self.cluster.connection(coordinator, deadline)
+
+
+class FinalOffsetReader(OffsetReader):
+    """Queries each group's coordinator once, after all commits have stopped."""
+
+    async def work(self) -> None:
+        for group in self.history.group_names:
+            await self.insist(partial(self._ask_coordinator, group))
+
+    async def _ask_coordinator(self, group: str) -> None:
+        deadline = Deadline(REQUEST_TIMEOUT_S)
+        async with self.new_cluster(*self._bootstrap) as fresh:
+            coordinator = await fresh.coordinator(group, deadline)
+            await self.check_offsets(group, await fresh.connection(coordinator, deadline))
+
+
+class OffsetCommitter(SimClient):
+    """Commits increasing offsets to a group without members.
+
+    An unanswered commit may still be in flight and overwrite a later one: nothing fences it. After one, commits go to a
+    new group.
+    """
+
+    def __init__(self, name: str, service: Service, topic: str, partitions: int) -> None:
+        super().__init__(name, service)
+        self._topic = topic
+        self._partitions = range(partitions)
+        self._groups = 0
+
+    async def work(self) -> None:
+        while not self.is_finishing:
+            self._groups += 1
+            await self._commit_to(f"{self.name}-{self._groups}")
+
+    async def _commit_to(self, group: str) -> None:
+        offset = 0
+        while not self.is_finishing:
+            await self.rest(OFFSETS_PAUSE_S)
+            connection = await self.insist(partial(self.coordinator, group))
+            offset += self.random.randint(1, 10)
+            histories = [self.history.group(group, self._topic, partition) for partition in self._partitions]
+            for history in histories:
+                history.trying(offset)
+            try:
+                await commit_offsets(connection, group, self._topic, dict.fromkeys(self._partitions, offset))
+            except (ClientError, KafkaError, TimeoutError) as error:
+                self.failed(error)
+                await self.drop_connections()
+                await self.pause()
+                if isinstance(error, KafkaError) and error.code is ErrorCode.not_coordinator:
+                    continue  # the commit was certainly not written
+                return
+            for history in histories:
+                history.commit_acknowledged(offset)
