@@ -175,8 +175,6 @@ class LogFuzzer:
         finally:
             again.close()
 
-    # -- opening and reading -------------------------------------------------------------------------------------------
-
     def _opened(self, recovery_point: int, *, clean: bool) -> Log | None:
         try:
             return Log.open(RealDisk(), str(self._folder), CONFIG, NOW_MS, recovery_point, clean)
@@ -208,8 +206,6 @@ class LogFuzzer:
         if header.base_offset > base:
             return "lost"
         raise BrokenPromise(f"the batch at {base} is not the one that was written there, and its CRC is right")
-
-    # -- expectations --------------------------------------------------------------------------------------------------
 
     def _first(self) -> int:
         """Return the base offset of the first batch that was served before the damage."""

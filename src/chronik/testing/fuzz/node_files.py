@@ -61,9 +61,6 @@ def _fuzz(count: int, seed: int, write: Callable[[Path], None], check: Callable[
     return outcomes
 
 
-# -- the data folder ---------------------------------------------------------------------------------------------------
-
-
 def _write_folder(path: Path) -> None:
     folder = DataFolder.open(RealDisk(), str(path), NODE_ID, "cluster")
     folder.claim_log(TOPIC, 0, TOPIC_ID, 0)
@@ -100,9 +97,6 @@ def _refused(line: str) -> str:
     if not line or "\n" in line:
         raise BrokenPromise(f"a refusal that is no line: {line!r}")
     return "refused"
-
-
-# -- the Raft store ----------------------------------------------------------------------------------------------------
 
 
 def _write_store(history: list[StoredState], is_closed: bool, folder: Path) -> None:

@@ -109,8 +109,6 @@ class Session:
     def release(self) -> None:
         self.fuzzed.release()
 
-    # -- one input -----------------------------------------------------------------------------------------------------
-
     def _run(self, data: bytes) -> None:
         how, stream = (data[0], data[1:]) if data else (0, b"")
         internal = bool(how & INTERNAL)

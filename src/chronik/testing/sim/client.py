@@ -58,8 +58,6 @@ class SimClient:
     def finish(self) -> None:
         self.is_finishing = True
 
-    # -- connections ---------------------------------------------------------------------------------------------------
-
     def new_cluster(self, *nodes: tuple[str, int]) -> Cluster:
         return Cluster(list(nodes), client_id=self.name, timeout_s=REQUEST_TIMEOUT_S)
 

@@ -31,18 +31,14 @@ CLUSTER_FAULTS: Mapping[str, int] = {
 """Each fault and its weight under `synced` durability."""
 CUTS = ("isolate", "part", "freeze")
 VOTES = ("coup", "transfer", "kill")
-LEADER_SHARE = 0.6
 SHORT_S_MAX = 1.0
 LONG_S = (2.2, 4.5)
 """A broker session lasts 2 s: some pauses and cuts are shorter, some longer."""
-COUP_WAIT_S = 1.5
-ALONE_FROM_S = (0.5, 2.0)
 ALONE_S = (5.0, 7.0)
 """Longer than a broker session, a member session and an election, one after the other."""
 WALL_JUMP_MS_MAX = 20 * 60 * 1000
 DRIFT_MAX = 0.05
 """Leases tolerate this drift: the rates of two clocks differ by at most 10 %."""
-DRIFT_S_MAX = 5.0
 
 
 class ClusterNemesis(Nemesis):
@@ -57,10 +53,8 @@ class ClusterNemesis(Nemesis):
         self._topic = targets.topic
         self._mortal = targets.mortal
 
-    # -- victims -------------------------------------------------------------------------------------------------------
-
     def _victim(self) -> SimNode:
-        if self._random.random() < LEADER_SHARE:
+        if self._random.random() < 0.6:
             leaders = [node for node in self._nodes if node.is_controller or self._leads_partition(node)]
             if leaders:
                 return self._random.choice(leaders)
@@ -87,8 +81,6 @@ class ClusterNemesis(Nemesis):
     def _sync_error(self, node: SimNode) -> None:
         if self._may_lose(node):
             super()._sync_error(node)
-
-    # -- faults --------------------------------------------------------------------------------------------------------
 
     def _freeze(self, node: SimNode) -> None:
         """Pause the node, perhaps for longer than its session, so that other nodes take over."""
@@ -142,7 +134,7 @@ class ClusterNemesis(Nemesis):
         for voter in self._nodes:
             strike = Strike(ANSWERED, 1, partial(self._cut_off_candidate, voter), partial(_has_just_voted, voter))
             self._armed[voter.host] = strike
-            self._world.after(COUP_WAIT_S, self._disarm, voter.host, strike)
+            self._world.after(1.5, self._disarm, voter.host, strike)
         if self._random.random() < 0.5:
             self._transfer(node)
         else:
@@ -171,7 +163,7 @@ class ClusterNemesis(Nemesis):
         clock, rate = node.host.clock, node.host.clock.rate
         clock.run_at(1.0 + self._random.uniform(-DRIFT_MAX, DRIFT_MAX))
         self._world.note(f"the clocks of {node.host.name} run at {clock.rate:.5f}")
-        self._world.after(self._random.random() * DRIFT_S_MAX, clock.run_at, rate)
+        self._world.after(self._random.random() * 5.0, clock.run_at, rate)
 
 
 class LoneCut(ClusterNemesis):
@@ -181,7 +173,7 @@ class LoneCut(ClusterNemesis):
     """
 
     def begin(self, until_s: float, pause_s: float) -> None:
-        self._world.after(self._random.uniform(*ALONE_FROM_S), self._cut_one)
+        self._world.after(self._random.uniform(0.5, 2.0), self._cut_one)
 
     def _cut_one(self) -> None:
         coordinators = [node for node in self._nodes if self._leads_partition(node, OFFSETS_TOPIC)]

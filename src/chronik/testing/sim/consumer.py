@@ -11,8 +11,6 @@ from chronik.testing.sim.history import PartitionHistory
 from chronik.testing.sim.requests import EARLIEST, LATEST, fetch, list_offset
 from chronik.wire.errors import KafkaError
 
-REREAD_SHARE = 0.02
-
 
 class SimConsumer(SimClient):
     """Follows the end of one partition."""
@@ -45,7 +43,7 @@ class SimConsumer(SimClient):
 
     async def _follow(self, connection: Connection) -> None:
         while not self.is_finishing:
-            if self.random.random() < REREAD_SHARE:
+            if self.random.random() < 0.02:
                 self.position = self.random.randint(0, self.position)
             await self._read(connection)
             if self.random.random() < 0.2:

@@ -33,17 +33,11 @@ LATER_S = (0.5, 3.0)
 LAGGING_SHARE = 0.4
 LAGGING_S = (2.5, 4.0)
 """Longer than a session: the other nodes continue without a node that is down for this long."""
-WHOLE_LATER_S = (2.0, 6.0)
-COPIES_KEPT = 3
-RETRY_S = 0.3
 TRIES_MAX = 8
-WITHOUT_STORES_S = (2.0, 5.0)
 STORE_AGE_S = (0.3, 3.0)
 """The age of a Raft store that is restored from a copy."""
 STORE_REFUSED_S = (2.0, 4.0)
 """After this long an operator removes a store that the node refuses to start with, as its error advises."""
-SICK_FROM_S = (0.5, 2.0)
-SICK_S = 18.0
 
 
 class DiskNemesis(ClusterNemesis):
@@ -91,7 +85,7 @@ class DiskNemesis(ClusterNemesis):
                 return
             if kind == "roll_back" and node.is_ready and not node.copies:
                 self._kill(node)  # `_start` copies its folder before it runs again
-            self._world.after(RETRY_S, self._damage_files, kind, node, tries - 1)
+            self._world.after(0.3, self._damage_files, kind, node, tries - 1)
         elif kind == "roll_back":
             self._roll_back(victim)
         elif kind in ("lose_store", "lose_node"):
@@ -206,7 +200,7 @@ class DiskNemesis(ClusterNemesis):
     def _start(self, node: SimNode) -> None:
         if "roll_back" in self._faults and not node.is_up and self.damage.files(node).exist:
             node.copies.append((node.starts, self.damage.files(node).copy()))
-            del node.copies[:-COPIES_KEPT]
+            del node.copies[:-3]
         super()._start(node)
 
     def _begin_anew(self, kind: str, node: SimNode) -> None:
@@ -239,7 +233,7 @@ class DiskNemesis(ClusterNemesis):
         self._world.note("all nodes lost their Raft stores")
         for each in self._nodes:
             self._start_later(each)
-        self._world.after(self._random.uniform(*WITHOUT_STORES_S), self._put_stores_back)
+        self._world.after(self._random.uniform(2.0, 5.0), self._put_stores_back)
 
     def _put_stores_back(self) -> None:
         stores, self._stores = self._stores, []
@@ -268,7 +262,7 @@ class DiskNemesis(ClusterNemesis):
     def _bring_up(self, node: SimNode, down: Sequence[SimNode], lagging: SimNode | None = None) -> None:
         """Start all nodes that are down: the damaged node last, or early with just enough others for a majority."""
         if lagging is not None:
-            later_s = self._random.uniform(*WHOLE_LATER_S)
+            later_s = self._random.uniform(2.0, 6.0)
             for each in down:
                 self._world.after(0.0 if each in (node, lagging) else later_s, self._start_later, each)
             return
@@ -324,7 +318,7 @@ class SickDisk(DiskNemesis):
         self._availability = availability
 
     def begin(self, until_s: float, pause_s: float) -> None:
-        self._world.after(self._random.uniform(*SICK_FROM_S), self._sicken)
+        self._world.after(self._random.uniform(0.5, 2.0), self._sicken)
 
     def end(self) -> None:
         self._availability.end()
@@ -339,4 +333,4 @@ class SickDisk(DiskNemesis):
         self._availability.begin(f"{kind} at {node.host.name}")
 
     def _duration_s(self) -> float:
-        return SICK_S
+        return 18.0

@@ -31,11 +31,7 @@ FAULTS: Mapping[str, int] = {
 
 CRASHES = ("kill", "power", "pause", "freeze", "kill_all", "power_all")
 """Faults that may wait for a crash point."""
-CRASH_POINT_SHARE = 0.75
 CRASH_POINT_WAIT_S = 0.4
-SECOND_CRASH_SHARE = 0.4
-DOWN_S_MAX = 0.3
-SOON_S = 0.4
 
 
 @dataclass(slots=True)
@@ -106,15 +102,13 @@ class Nemesis:
             node.host.disk.sync_error_share = 0.0
             node.start_when_down()
 
-    # -- injection -----------------------------------------------------------------------------------------------------
-
     def _strike(self) -> None:
         if self._is_over:
             return
         node = self._victim()
         kind = self._random.choices(list(self._faults), list(self._faults.values()))[0]
         carry_out = self._fault(kind, node)
-        if kind in CRASHES and self._random.random() < CRASH_POINT_SHARE:
+        if kind in CRASHES and self._random.random() < 0.75:
             self._arm(node, self._random.randint(1, 8), carry_out)
         else:
             carry_out()
@@ -154,8 +148,6 @@ class Nemesis:
         """Each fault is a method: `_kill` for "kill"."""
         getattr(self, f"_{kind}")(node)
 
-    # -- faults --------------------------------------------------------------------------------------------------------
-
     def _kill(self, node: SimNode) -> None:
         node.kill()
         self._start_later(node)
@@ -166,20 +158,20 @@ class Nemesis:
         self._start_later(node)
 
     def _start_later(self, node: SimNode) -> None:
-        self._world.after(self._random.random() * DOWN_S_MAX, self._start, node)
+        self._world.after(self._random.random() * 0.3, self._start, node)
 
     def _start(self, node: SimNode) -> None:
         if self._is_over:
             return
         node.host.resume()
         node.start_when_down()
-        if self._random.random() < SECOND_CRASH_SHARE:
+        if self._random.random() < 0.4:
             if self._random.random() < 0.5:
                 kind = self._random.choice(("kill", "power"))
                 self._arm(node, self._random.randint(1, 30), self._fault(kind, node))
             else:
                 # Soon after recovery, to expose data that recovery assumed durable but did not sync.
-                self._world.after(self._random.random() * SOON_S, self._fault("power", node))
+                self._world.after(self._random.random() * 0.4, self._fault("power", node))
 
     def _stop(self, node: SimNode) -> None:
         node.stop()

@@ -103,8 +103,6 @@ class SimMember(SimClient):
         await self.drop_connections()
         await self.pause()
 
-    # -- joining -------------------------------------------------------------------------------------------------------
-
     async def _join(self, coordinator: Connection) -> list[int]:
         response = await self._call(coordinator, ApiKey.JOIN_GROUP, self._join_request())
         if response.error_code is ErrorCode.member_id_required:
@@ -150,8 +148,6 @@ class SimMember(SimClient):
             "member_id": self._member_id,
             "group_instance_id": None,
         }
-
-    # -- consuming -----------------------------------------------------------------------------------------------------
 
     async def _consume(self, coordinator: Connection, assigned: list[int]) -> None:
         positions = {partition: await self._committed(coordinator, partition) for partition in assigned}

@@ -20,9 +20,7 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 PREFERRED = 0
-SMALLER_SHARE = 0.2
 REASSIGN_PAUSE_S, RESIZE_PAUSE_S = 0.5, 0.7
-LOOK_S = 0.1
 AWAY_S_MAX = 1.0
 # Errors that the current state of the cluster may cause: another operator moves replicas as well.
 _REFUSED_NOW = (
@@ -52,7 +50,7 @@ class ReassignmentOperator(SimClient):
         while not self.is_finishing:
             await self.rest(REASSIGN_PAUSE_S)
             replicas = self.random.sample(self._nodes, self._replicas)
-            if self.random.random() < SMALLER_SHARE:
+            if self.random.random() < 0.2:
                 replicas.pop()
             if self.random.random() < 0.6:
                 partition = self.random.randrange(self._partitions)
@@ -152,7 +150,7 @@ class ResizeOperator(SimClient):
                 await Brokers(self.cluster).move(targets)
             except Exception as error:
                 self.count(error)
-            await asyncio.sleep(LOOK_S * (1 + self.random.random()))
+            await asyncio.sleep(0.1 * (1 + self.random.random()))
         return False
 
     async def _replicas(self) -> dict[Partition, Replicas]:

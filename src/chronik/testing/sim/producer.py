@@ -91,8 +91,6 @@ class _ProduceLane:
             if self._unacknowledged or not self._producer.is_finishing:
                 await self._producer.pause()
 
-    # -- acks=0 --------------------------------------------------------------------------------------------------------
-
     async def _send_unanswered(self, connection: Connection) -> None:
         version = connection.version(ApiKey.PRODUCE, TOPIC_NAMES_MAX_VERSION)
         try:
@@ -104,8 +102,6 @@ class _ProduceLane:
         except (ClientError, TimeoutError) as error:
             connection.close()
             self._producer.count(error)
-
-    # -- acks=1 and acks=all -------------------------------------------------------------------------------------------
 
     async def _send_and_wait(self, connection: Connection) -> None:
         """Keep the pipeline full until a request fails; then wait for all requests in flight, and return."""
@@ -144,8 +140,6 @@ class _ProduceLane:
         """Limit the batches from the first unacknowledged one on to `in_flight_max`, as real clients do."""
         first = self._unacknowledged[0].number if self._unacknowledged else self._batches
         return self._batches - first < self._settings.in_flight_max
-
-    # -- batches -------------------------------------------------------------------------------------------------------
 
     def _next_batch(self) -> Batch:
         settings, random, producer = self._settings, self._random, self._producer

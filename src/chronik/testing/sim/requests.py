@@ -28,8 +28,6 @@ ACKS_ALL = -1
 EARLIEST, LATEST = -2, -1
 NO_GENERATION = -1
 
-# -- records -----------------------------------------------------------------------------------------------------------
-
 
 def produce_request(version: int, topic: str, partition: int, batch: bytes, acks: int = ACKS_ALL) -> bytes:
     topics = [ProduceTopic(topic, None, [(partition, memoryview(batch))])]
@@ -119,9 +117,6 @@ async def list_offset(connection: Connection, partition: PartitionHistory, times
     result = response.topics[0].partitions[0]
     raise_for(result, "ListOffsets")
     return int(result.offset)
-
-
-# -- committed offsets -------------------------------------------------------------------------------------------------
 
 
 async def committed_offsets(

@@ -17,11 +17,8 @@ from chronik.wire.records import Record
 
 COMPACTED_TOPIC = "latest"
 COMPACTED_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "3000", "min.cleanable.dirty.ratio": "0.01"}
-COMPACTED_PAUSE_S = 30e-3
 KEYS = 8
-READ_SHARE = 0.05
 CHURNED_TOPIC = "churned"
-CHURNED_PAUSE_S = 60e-3
 
 
 class CompactionClient(SimClient):
@@ -48,8 +45,8 @@ class CompactionClient(SimClient):
             base_offset = await appender.append([(key, b"%d" % version) for key, version in batch])
             self._acknowledged.update(batch)
             self._acknowledged_end = base_offset + len(batch)
-            await self.rest(COMPACTED_PAUSE_S)
-            if self.random.random() < READ_SHARE:
+            await self.rest(30e-3)
+            if self.random.random() < 0.05:
                 await self._read_all()
         await self._read_all()
 
@@ -136,7 +133,7 @@ class TopicChurn(SimClient):
                 if self.random.random() < 0.3:
                     await self.insist(self._delete_records)
                 await self._read_all()
-                await self.rest(CHURNED_PAUSE_S)
+                await self.rest(60e-3)
             unanswered = await self._change(lambda topics: topics.delete(self._topic))
             # A node that lags may still list the topic for a while.
             while self._topic in (await self.insist(self.cluster.layout)).topics:

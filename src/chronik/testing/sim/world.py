@@ -47,8 +47,6 @@ class World:
         self._kinds: dict[str, int] = {}
         self._serial = 0
 
-    # -- events --------------------------------------------------------------------------------------------------------
-
     def at(self, when_s: float, call: Callable[..., None], *args: Any) -> None:
         """Schedule a call at a virtual time, or now if that time has passed."""
         self._scheduled += 1
@@ -78,8 +76,6 @@ class World:
             call(*args)
         return False
 
-    # -- randomness and identity ---------------------------------------------------------------------------------------
-
     def random(self, purpose: str) -> Random:
         """Return a separate stream for each purpose: an extra draw for one does not shift the others."""
         return Random(f"{self.seed}:{purpose}")
@@ -87,8 +83,6 @@ class World:
     def next_serial(self) -> int:
         self._serial += 1
         return self._serial
-
-    # -- trace and violations ------------------------------------------------------------------------------------------
 
     def trace(self, kind: str, number: int = 0, other: int = 0) -> None:
         """Add an event to the hash. Pass only numbers that follow from the seed: no addresses, no object hashes."""
