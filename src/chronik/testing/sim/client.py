@@ -17,6 +17,8 @@ from chronik.wire.errors import KafkaError
 
 T = TypeVar("T")
 
+TOPIC = "records"
+"""The topic that most clients share."""
 REQUEST_TIMEOUT_S = 1.0
 RETRY_PAUSE_S = 0.1
 

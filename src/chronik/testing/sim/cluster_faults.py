@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from chronik.metadata.image import OFFSETS_TOPIC
+from chronik.testing.sim.client import TOPIC
 from chronik.testing.sim.crash_points import ANSWERED, CLUSTER_POINTS
 from chronik.testing.sim.faults import FAULTS, Nemesis, Strike, Targets
 from chronik.testing.sim.host import Host
@@ -50,7 +51,6 @@ class ClusterNemesis(Nemesis):
         some = tuple(self._random.sample(sorted(CLUSTER_FAULTS), self._random.randint(2, 5)))
         kinds = self._random.choice((tuple(CLUSTER_FAULTS), some, CUTS, CUTS, VOTES))
         self._faults = {kind: CLUSTER_FAULTS[kind] for kind in kinds}
-        self._topic = targets.topic
         self._mortal = targets.mortal
 
     def _victim(self) -> SimNode:
@@ -64,11 +64,10 @@ class ClusterNemesis(Nemesis):
         """Return the nodes that consider themselves the controller: usually one."""
         return [node for node in self._nodes if node.is_controller]
 
-    def _leads_partition(self, node: SimNode, topic: str = "") -> bool:
+    def _leads_partition(self, node: SimNode, topic: str = TOPIC) -> bool:
         broker = node.ready_broker
         return broker is not None and any(
-            hosted.topic == (topic or self._topic) and hosted.leader is not None
-            for hosted in broker.host.partitions.values()
+            hosted.topic == topic and hosted.leader is not None for hosted in broker.host.partitions.values()
         )
 
     def _may_lose(self, node: SimNode) -> bool:

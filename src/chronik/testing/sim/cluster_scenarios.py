@@ -10,7 +10,7 @@ from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.node.config import Peer
 from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.audit import Auditor
-from chronik.testing.sim.client import SimClient
+from chronik.testing.sim.client import TOPIC, SimClient
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis, LoneCut
 from chronik.testing.sim.disk_faults import FILE_FAULTS, DiskNemesis, SickDisk
 from chronik.testing.sim.faults import Targets
@@ -20,7 +20,7 @@ from chronik.testing.sim.node import SimNode, newest_image, node_config
 from chronik.testing.sim.operators import ResizeOperator
 from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.topic_clients import COMPACTED_TOPIC
-from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
+from chronik.testing.sim.workload import Workload, WorkloadSettings
 from chronik.wire.batch import check_batches, decode_batch
 
 REPLICAS = 3
@@ -274,7 +274,7 @@ class FiveNodes(ThreeNodes):
             return ()
         configured = int(settings.topic_configs["min.insync.replicas"])
         min_insync = (configured, 1, 2, 3) if self.is_synced else (2, 3)
-        return (ResizeOperator("r0", self.service(), TOPIC, self.nodes, min_insync),)
+        return (ResizeOperator("r0", self.service(), self.nodes, min_insync),)
 
     def make_nemesis(self, targets: Targets) -> ClusterNemesis:
         return LoneCut(targets) if self.has_lone_cut else DiskNemesis(targets, self._kinds)

@@ -6,7 +6,7 @@ import asyncio
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
-from chronik.testing.sim.client import Service, SimClient
+from chronik.testing.sim.client import TOPIC, Service, SimClient
 from chronik.testing.sim.history import PartitionHistory
 from chronik.testing.sim.requests import EARLIEST, LATEST, fetch, list_offset
 from chronik.wire.errors import KafkaError
@@ -16,17 +16,10 @@ class SimConsumer(SimClient):
     """Follows the end of one partition."""
 
     def __init__(
-        self,
-        name: str,
-        service: Service,
-        topic: str,
-        partition: int,
-        *,
-        max_bytes: int = 256 * 1024,
-        max_wait_ms: int = 0,
+        self, name: str, service: Service, partition: int, max_bytes: int = 256 * 1024, max_wait_ms: int = 0
     ) -> None:
         super().__init__(name, service)
-        self.partition: PartitionHistory = service.history.partition(topic, partition)
+        self.partition: PartitionHistory = service.history.partition(TOPIC, partition)
         self.position = 0
         self.records_read = 0
         self._max_bytes = max_bytes
@@ -91,9 +84,9 @@ class FinalReader(SimConsumer):
 class SimObserver(SimClient):
     """Queries only the start and end offsets of every partition: the answers must never go backwards."""
 
-    def __init__(self, name: str, service: Service, topic: str, partitions: int, pause_s: float) -> None:
+    def __init__(self, name: str, service: Service, partitions: int, pause_s: float) -> None:
         super().__init__(name, service)
-        self._partitions = [service.history.partition(topic, partition) for partition in range(partitions)]
+        self._partitions = [service.history.partition(TOPIC, partition) for partition in range(partitions)]
         self._pause_s = pause_s
 
     async def work(self) -> None:

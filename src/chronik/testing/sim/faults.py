@@ -52,7 +52,6 @@ class Targets:
     network: Network
     nodes: Sequence[SimNode]
     clients: Sequence[Host]
-    topic: str
     mortal: SimNode | None = None
     """If given, only this node may lose unsynced writes."""
 

@@ -14,11 +14,12 @@ from typing import Any
 from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import RETRIABLE, ClientError, raise_for
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
 from chronik.testing.sim.requests import commit_offsets, committed_offsets, fetch
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
+GROUP = "readers"
 PROTOCOL = "sim"
 OFFSETS_PAUSE_S = 50e-3
 
@@ -52,17 +53,13 @@ class SimMember(SimClient):
     older generation and cannot overwrite a later one.
     """
 
-    def __init__(
-        self, name: str, service: Service, group: str, topic: str, partitions: int, settings: MemberSettings
-    ) -> None:
+    def __init__(self, name: str, service: Service, partitions: int, settings: MemberSettings) -> None:
         super().__init__(name, service)
-        self.group = group
-        self.topic = topic
         self.generations = 0
         self.commits = 0
         self._partitions = partitions
         self._settings = settings
-        self._ownership = service.history.ownership(group)
+        self._ownership = service.history.ownership(GROUP)
         self._member_id = ""
         self._generation = -1
         self._next_heartbeat_s = 0.0
@@ -70,7 +67,7 @@ class SimMember(SimClient):
     async def work(self) -> None:
         while not self.is_finishing:
             try:
-                coordinator = await self.coordinator(self.group)
+                coordinator = await self.coordinator(GROUP)
                 assigned = await self._join(coordinator)
                 self.generations += 1
                 await self._consume(coordinator, assigned)
@@ -98,7 +95,7 @@ class SimMember(SimClient):
         """Leave the group, with or without LeaveGroup, and come back as a new member."""
         if self.random.random() < 0.5:
             leaving = {"member_id": self._member_id, "group_instance_id": None, "reason": None}
-            await self._call(coordinator, ApiKey.LEAVE_GROUP, {"group_id": self.group, "members": [leaving]})
+            await self._call(coordinator, ApiKey.LEAVE_GROUP, {"group_id": GROUP, "members": [leaving]})
         self._member_id = ""
         await self.drop_connections()
         await self.pause()
@@ -131,7 +128,7 @@ class SimMember(SimClient):
 
     def _join_request(self) -> dict[str, Any]:
         return {
-            "group_id": self.group,
+            "group_id": GROUP,
             "session_timeout": self._settings.session_ms,
             "rebalance_timeout": self._settings.session_ms,
             "member_id": self._member_id,
@@ -143,7 +140,7 @@ class SimMember(SimClient):
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "group_id": self.group,
+            "group_id": GROUP,
             "generation_id": self._generation,
             "member_id": self._member_id,
             "group_instance_id": None,
@@ -155,11 +152,11 @@ class SimMember(SimClient):
         ends_s = self.world.now + self.random.expovariate(1.0) * self._settings.stay_s
         while not self.is_finishing and self.world.now < ends_s:
             for partition in assigned:
-                connection = await self.leader(self.topic, partition)
-                history, before = self.history.partition(self.topic, partition), positions[partition]
+                connection = await self.leader(TOPIC, partition)
+                history, before = self.history.partition(TOPIC, partition), positions[partition]
                 after = await fetch(connection, history, before, self.name, max_bytes=4096, max_wait_ms=50)
                 if after > before:
-                    self.history.group(self.group, self.topic, partition).processed(before, after, self.name)
+                    self.history.group(GROUP, TOPIC, partition).processed(before, after, self.name)
                     positions[partition] = after
                 await self._heartbeat_if_due(coordinator)
             if not assigned:
@@ -176,20 +173,20 @@ class SimMember(SimClient):
             self._ownership.heartbeat_succeeded(self.name, self._generation, sent_s, self._session_s)
 
     async def _committed(self, coordinator: Connection, partition: int) -> int:
-        history = self.history.group(self.group, self.topic, partition)
+        history = self.history.group(GROUP, TOPIC, partition)
         known = history.committed
-        offsets = await committed_offsets(coordinator, self.group, self.topic, [partition], require_stable=False)
+        offsets = await committed_offsets(coordinator, GROUP, TOPIC, [partition], require_stable=False)
         history.fetched(offsets[partition], known, self.name)
         return max(0, offsets[partition])
 
     async def _commit(self, coordinator: Connection, positions: dict[int, int]) -> None:
         for partition, offset in positions.items():
-            self.history.group(self.group, self.topic, partition).trying(offset)
+            self.history.group(GROUP, TOPIC, partition).trying(offset)
         sent_s = self.world.now
-        await commit_offsets(coordinator, self.group, self.topic, positions, self._generation, self._member_id)
+        await commit_offsets(coordinator, GROUP, TOPIC, positions, self._generation, self._member_id)
         self._ownership.answered(self.name, self._generation, sent_s, "a commit")
         for partition, offset in positions.items():
-            self.history.group(self.group, self.topic, partition).commit_acknowledged(offset)
+            self.history.group(GROUP, TOPIC, partition).commit_acknowledged(offset)
         self.commits += 1
 
     async def _call(self, connection: Connection, key: ApiKey, values: dict[str, Any]) -> Any:
@@ -199,9 +196,8 @@ class SimMember(SimClient):
 class OffsetReader(SimClient):
     """Fetches the committed offsets of a group from a random node, or from the coordinator that a random node names."""
 
-    def __init__(self, name: str, service: Service, topic: str, partitions: int) -> None:
+    def __init__(self, name: str, service: Service, partitions: int) -> None:
         super().__init__(name, service)
-        self._topic = topic
         self._partitions = range(partitions)
 
     async def work(self) -> None:
@@ -217,13 +213,11 @@ class OffsetReader(SimClient):
 
     async def check_offsets(self, group: str, connection: Connection) -> None:
         """Fetch the group's committed offsets over this connection, and check them."""
-        known = {each: self.history.group(group, self._topic, each).committed for each in self._partitions}
+        known = {each: self.history.group(group, TOPIC, each).committed for each in self._partitions}
         require_stable = self.random.random() < 0.5
-        offsets = await committed_offsets(
-            connection, group, self._topic, self._partitions, require_stable=require_stable
-        )
+        offsets = await committed_offsets(connection, group, TOPIC, self._partitions, require_stable=require_stable)
         for partition, offset in offsets.items():
-            self.history.group(group, self._topic, partition).fetched(offset, known[partition], self.name)
+            self.history.group(group, TOPIC, partition).fetched(offset, known[partition], self.name)
 
     async def _node(self) -> Connection:
         """Connect to any node, whatever its role in the group, or to the coordinator that any node names."""
@@ -258,9 +252,8 @@ class OffsetCommitter(SimClient):
     new group.
     """
 
-    def __init__(self, name: str, service: Service, topic: str, partitions: int) -> None:
+    def __init__(self, name: str, service: Service, partitions: int) -> None:
         super().__init__(name, service)
-        self._topic = topic
         self._partitions = range(partitions)
         self._groups = 0
 
@@ -275,11 +268,11 @@ class OffsetCommitter(SimClient):
             await self.rest(OFFSETS_PAUSE_S)
             connection = await self.insist(partial(self.coordinator, group))
             offset += self.random.randint(1, 10)
-            histories = [self.history.group(group, self._topic, partition) for partition in self._partitions]
+            histories = [self.history.group(group, TOPIC, partition) for partition in self._partitions]
             for history in histories:
                 history.trying(offset)
             try:
-                await commit_offsets(connection, group, self._topic, dict.fromkeys(self._partitions, offset))
+                await commit_offsets(connection, group, TOPIC, dict.fromkeys(self._partitions, offset))
             except (ClientError, KafkaError, TimeoutError) as error:
                 self.failed(error)
                 await self.drop_connections()

@@ -13,7 +13,7 @@ from chronik.cli.replica_moves import Partition, Replicas, moves_from
 from chronik.client.brokers import Brokers
 from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.node_files import NodeFiles
 from chronik.wire.api import ApiKey
@@ -39,9 +39,8 @@ _REMOVAL_REFUSED_NOW = (
 class ReassignmentOperator(SimClient):
     """Changes the nodes, order and number of replicas, and elects preferred leaders. Restores the number at its end."""
 
-    def __init__(self, name: str, service: Service, topic: str, partitions: int, replicas: int) -> None:
+    def __init__(self, name: str, service: Service, partitions: int, replicas: int) -> None:
         super().__init__(name, service)
-        self._topic = topic
         self._partitions = partitions
         self._nodes = list(range(1, len(service.bootstrap) + 1))
         self._replicas = replicas
@@ -64,7 +63,7 @@ class ReassignmentOperator(SimClient):
         connection = await self.cluster.any_connection(Deadline(REQUEST_TIMEOUT_S))
         reassignment = {"partition_index": partition, "replicas": replicas}
         values = {
-            "topics": [{"name": self._topic, "partitions": [reassignment]}],
+            "topics": [{"name": TOPIC, "partitions": [reassignment]}],
             "timeout": 1000,
             "allow_replication_factor_change": True,
         }
@@ -97,12 +96,9 @@ class ResizeOperator(SimClient):
     configuration is restored.
     """
 
-    def __init__(
-        self, name: str, service: Service, topic: str, nodes: Sequence[SimNode], min_insync: Sequence[int]
-    ) -> None:
+    def __init__(self, name: str, service: Service, nodes: Sequence[SimNode], min_insync: Sequence[int]) -> None:
         """`min_insync` lists the values for the topic's min.insync.replicas; the first one is set at the end."""
         super().__init__(name, service)
-        self._topic = topic
         self._nodes = nodes
         self._min_insync = min_insync
 
@@ -116,10 +112,9 @@ class ResizeOperator(SimClient):
         await self._require_in_sync(self._min_insync[0])
 
     async def _require_in_sync(self, replicas: int) -> None:
-        self.world.note(f"{self._topic} asks for {replicas} replicas in sync")
-        await self.insist(
-            lambda: Topics(self.cluster).alter_configs(self._topic, {"min.insync.replicas": str(replicas)})
-        )
+        self.world.note(f"{TOPIC} asks for {replicas} replicas in sync")
+        configs = {"min.insync.replicas": str(replicas)}
+        await self.insist(lambda: Topics(self.cluster).alter_configs(TOPIC, configs))
 
     async def _remove(self, node: SimNode) -> None:
         node_id = node.config.node_id

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
 from chronik.testing.sim.history import PartitionHistory, RecordName
 from chronik.testing.sim.host import EPOCH_MS
 from chronik.testing.sim.requests import TOPIC_NAMES_MAX_VERSION, init_producer_id, produce_request, produced_offset
@@ -46,9 +46,8 @@ class Batch:
 class SimProducer(SimClient):
     """One producer, with one produce lane for each partition."""
 
-    def __init__(self, name: str, service: Service, topic: str, partitions: int, settings: ProducerSettings) -> None:
+    def __init__(self, name: str, service: Service, partitions: int, settings: ProducerSettings) -> None:
         super().__init__(name, service)
-        self.topic = topic
         self.settings = settings
         self.producer_id = -1
         self.producer_epoch = -1
@@ -56,10 +55,10 @@ class SimProducer(SimClient):
 
     async def work(self) -> None:
         if self.settings.is_idempotent:
-            self.producer_id, self.producer_epoch = await _new_producer_id(self, self.topic, 0)
+            self.producer_id, self.producer_epoch = await _new_producer_id(self, TOPIC)
         async with asyncio.TaskGroup() as group:
             for partition in range(self._partitions):
-                lane = _ProduceLane(self, self.history.partition(self.topic, partition))
+                lane = _ProduceLane(self, self.history.partition(TOPIC, partition))
                 group.create_task(lane.run(), name=f"{self.name}-{partition}")
 
 
@@ -176,15 +175,14 @@ class _ProduceLane:
 
 
 class Appender:
-    """Sends one idempotent batch at a time to one partition, for clients that must know what is in the log.
+    """Sends one idempotent batch at a time to partition 0, for clients that must know what is in the log.
 
     Invariant: each acknowledged batch is in the log once, after all earlier batches.
     """
 
-    def __init__(self, client: SimClient, topic: str, partition: int = 0) -> None:
+    def __init__(self, client: SimClient, topic: str) -> None:
         self._client = client
         self._topic = topic
-        self._partition = partition
         self._producer_id = -1
         self._producer_epoch = -1
         self._next_sequence = 0
@@ -193,7 +191,7 @@ class Appender:
         """Send the batch until it is acknowledged, and return its base offset."""
         client = self._client
         if self._producer_id < 0:
-            self._producer_id, self._producer_epoch = await _new_producer_id(client, self._topic, self._partition)
+            self._producer_id, self._producer_epoch = await _new_producer_id(client, self._topic)
         wall_ms = _wall_ms(client)
         batch = encode_batch(
             [(key, value, (), wall_ms) for key, value in records],
@@ -205,18 +203,18 @@ class Appender:
         return await client.insist(lambda: self._send(batch))
 
     async def _send(self, batch: bytes) -> int:
-        connection = await self._client.leader(self._topic, self._partition)
+        connection = await self._client.leader(self._topic, 0)
         version = connection.version(ApiKey.PRODUCE, TOPIC_NAMES_MAX_VERSION)
-        request = produce_request(version, self._topic, self._partition, batch)
+        request = produce_request(version, self._topic, 0, batch)
         body = await connection.request(ApiKey.PRODUCE, version, request, timeout_s=REQUEST_TIMEOUT_S)
         return produced_offset(version, body)
 
 
-async def _new_producer_id(client: SimClient, topic: str, partition: int) -> tuple[int, int]:
-    """Return a new producer id and its epoch, from the partition's leader."""
+async def _new_producer_id(client: SimClient, topic: str) -> tuple[int, int]:
+    """Return a new producer id and its epoch, from the leader of partition 0."""
 
     async def attempt() -> tuple[int, int]:
-        return await init_producer_id(await client.leader(topic, partition))
+        return await init_producer_id(await client.leader(topic, 0))
 
     producer_id, epoch = await client.insist(attempt)
     client.history.producer_id_assigned(producer_id, epoch, client.name)

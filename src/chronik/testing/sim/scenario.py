@@ -16,7 +16,7 @@ from chronik.testing.sim.history import History
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode, node_config
-from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
+from chronik.testing.sim.workload import Workload, WorkloadSettings
 from chronik.testing.sim.world import World
 
 START_S_MAX = 60.0
@@ -54,7 +54,7 @@ class Scenario:
         raise NotImplementedError
 
     def targets(self, mortal: SimNode | None = None) -> Targets:
-        return Targets(self.network, self.nodes, self.client_hosts, TOPIC, mortal)
+        return Targets(self.network, self.nodes, self.client_hosts, mortal)
 
     def service(self) -> Service:
         return Service(self.world, self.history, [(node.host.address, 9092) for node in self.nodes])
