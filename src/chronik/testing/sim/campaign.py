@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -24,8 +25,17 @@ class Campaign:
     virtual_s: float = 0.0
     wall_s: float = 0.0
     acknowledged: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+
+    def count(self, report: Report) -> None:
+        self.seeds += 1
+        self.events += report.events
+        self.virtual_s += report.virtual_s
+        self.acknowledged += report.counts["acknowledged"]
+        self.faults.update(report.faults)
+        if report.violation is not None:
+            self.failures.append(report.failure())
 
     def summary(self) -> str:
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
@@ -53,17 +63,6 @@ def campaign(scenario: str, first_seed: int, *, seconds: float, jobs: int, failu
                 break
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
-                _count(result, future.result())
+                result.count(future.result())
     result.wall_s = perf_counter() - started_s
     return result
-
-
-def _count(result: Campaign, report: Report) -> None:
-    result.seeds += 1
-    result.events += report.events
-    result.virtual_s += report.virtual_s
-    result.acknowledged += report.counts["acknowledged"]
-    for name, count in report.faults.items():
-        result.faults[name] = result.faults.get(name, 0) + count
-    if report.violation is not None:
-        result.failures.append(report.failure())

@@ -10,8 +10,7 @@ from functools import partial
 
 from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.testing.sim.client import TOPIC
-from chronik.testing.sim.crash_points import ANSWERED, CLUSTER_POINTS
-from chronik.testing.sim.faults import FAULTS, Nemesis, Strike, Targets
+from chronik.testing.sim.faults import ANSWERED, CLUSTER_POINTS, FAULTS, Nemesis, Strike, Targets
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.node import SimNode
 

@@ -6,9 +6,8 @@ import asyncio
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
-from chronik.testing.sim.client import TOPIC, Service, SimClient
+from chronik.testing.sim.client import EARLIEST, LATEST, TOPIC, Service, SimClient, fetch, list_offset
 from chronik.testing.sim.history import PartitionHistory
-from chronik.testing.sim.requests import EARLIEST, LATEST, fetch, list_offset
 from chronik.wire.errors import KafkaError
 
 

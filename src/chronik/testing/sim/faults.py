@@ -1,19 +1,28 @@
 """The nemesis: which faults occur, when, and how they are repaired.
 
 Most crashes occur at a crash point (a sync begins or completes, a segment arrives, a file was renamed) and not at an
-arbitrary time: that is where bugs are.
+arbitrary time: that is where bugs are. Disk, threads and network report their own crash points. Those in the node's
+code wrap its functions for the duration of a run: the node does not know of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
+from unittest.mock import patch
 
-from chronik.testing.sim.crash_points import NODE_POINTS
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.replicas.partition import Partition
+from chronik.raft.node import RaftNode
+from chronik.replication.isr import InSyncReplicas
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.world import World
 
 FAULTS: Mapping[str, int] = {
     "kill": 5,
@@ -32,6 +41,49 @@ FAULTS: Mapping[str, int] = {
 CRASHES = ("kill", "power", "pause", "freeze", "kill_all", "power_all")
 """Faults that may wait for a crash point."""
 CRASH_POINT_WAIT_S = 0.4
+
+NODE_POINTS: Mapping[str, int] = {
+    "job.submitted": 4,
+    "job.done": 2,
+    "job.reported": 2,
+    "segment.arrived": 2,
+    "disk.write": 2,
+    "disk.written": 4,
+    "disk.sync": 4,
+    "disk.synced": 2,
+    "disk.sync_dir": 1,
+    "disk.synced_dir": 1,
+    "disk.create": 1,
+    "disk.rename": 1,
+    "disk.renamed": 1,
+    "disk.remove": 1,
+    "disk.removed": 1,
+    "disk.truncate": 1,
+}
+"""The crash points of disk, threads and network, each with its weight."""
+BEFORE = True
+ANSWERED = "raft.answered"
+WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
+    (Partition, "append", not BEFORE, "partition.appended"),
+    (Partition, "append_fetched", not BEFORE, "partition.replicated"),
+    (Partition, "synced", BEFORE, "partition.synced"),
+    (Partition, "_watermark_rose", BEFORE, "partition.committed"),
+    (Partition, "truncation_ended", not BEFORE, "partition.truncated"),
+    (Partition, "_lead", not BEFORE, "partition.leads"),
+    (Partition, "_follow", not BEFORE, "partition.follows"),
+    (InSyncReplicas, "propose", not BEFORE, "isr.proposed"),
+    (InSyncReplicas, "committed_as", not BEFORE, "isr.committed"),
+    (RaftNode, "persisted", BEFORE, "raft.persisted"),
+    (RaftService, "_persisted", not BEFORE, ANSWERED),
+)
+"""Each function, whether its crash point comes before or after it, and the crash point's name.
+
+partition.synced, raft.persisted: the data is durable, but not yet reported. partition.truncated: records that the new
+leader lacks are removed, and nothing was fetched in their place. isr.proposed: the leader relies on an ISR change that
+the controller has not received. raft.answered: persisted state was reported, for example a vote.
+"""
+
+CLUSTER_POINTS: Mapping[str, int] = {**NODE_POINTS, **{name: 2 for *_, name in WRAPPED}}
 
 
 @dataclass(slots=True)
@@ -62,7 +114,7 @@ class Nemesis:
     def __init__(
         self, targets: Targets, faults: Mapping[str, int] = FAULTS, points: Mapping[str, int] = NODE_POINTS
     ) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self._world = targets.network.world
         self._network = targets.network
         self._nodes = targets.nodes
@@ -138,7 +190,7 @@ class Nemesis:
     def _fault(self, kind: str, node: SimNode) -> Callable[[], None]:
         def carry_out() -> None:
             if not self._is_over:
-                self.counts[kind] = self.counts.get(kind, 0) + 1
+                self.counts[kind] += 1
                 self._inject(kind, node)
 
         return carry_out
@@ -230,3 +282,26 @@ class Nemesis:
     def _silence(self, node: SimNode) -> None:
         count = self._network.silence_some(node.host, self._random.random())
         self._world.note(f"{count} connections of {node.host.name} fall silent")
+
+
+@contextmanager
+def crash_points(world: World) -> Iterator[None]:
+    """Enable the crash points within the block."""
+    with ExitStack() as enabled:
+        for owner, name, is_before, point in WRAPPED:
+            wrapped = _wrapped(world, getattr(owner, name), is_before, point)
+            enabled.enter_context(patch.object(owner, name, wrapped))
+        yield
+
+
+def _wrapped(world: World, original: Callable[..., Any], is_before: bool, point: str) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        process = world.running
+        if process is not None and is_before:
+            process.reached(point)
+        result = original(*args, **kwargs)
+        if process is not None and not is_before:
+            process.reached(point)
+        return result
+
+    return wrapped

@@ -14,8 +14,15 @@ from typing import Any
 from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import RETRIABLE, ClientError, raise_for
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
-from chronik.testing.sim.requests import commit_offsets, committed_offsets, fetch
+from chronik.testing.sim.client import (
+    REQUEST_TIMEOUT_S,
+    TOPIC,
+    Service,
+    SimClient,
+    commit_offsets,
+    committed_offsets,
+    fetch,
+)
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -175,7 +182,7 @@ class SimMember(SimClient):
     async def _committed(self, coordinator: Connection, partition: int) -> int:
         history = self.history.group(GROUP, TOPIC, partition)
         known = history.committed
-        offsets = await committed_offsets(coordinator, GROUP, TOPIC, [partition], require_stable=False)
+        offsets = await committed_offsets(coordinator, GROUP, [partition], require_stable=False)
         history.fetched(offsets[partition], known, self.name)
         return max(0, offsets[partition])
 
@@ -183,7 +190,7 @@ class SimMember(SimClient):
         for partition, offset in positions.items():
             self.history.group(GROUP, TOPIC, partition).trying(offset)
         sent_s = self.world.now
-        await commit_offsets(coordinator, GROUP, TOPIC, positions, self._generation, self._member_id)
+        await commit_offsets(coordinator, GROUP, positions, self._generation, self._member_id)
         self._ownership.answered(self.name, self._generation, sent_s, "a commit")
         for partition, offset in positions.items():
             self.history.group(GROUP, TOPIC, partition).commit_acknowledged(offset)
@@ -215,7 +222,7 @@ class OffsetReader(SimClient):
         """Fetch the group's committed offsets over this connection, and check them."""
         known = {each: self.history.group(group, TOPIC, each).committed for each in self._partitions}
         require_stable = self.random.random() < 0.5
-        offsets = await committed_offsets(connection, group, TOPIC, self._partitions, require_stable=require_stable)
+        offsets = await committed_offsets(connection, group, self._partitions, require_stable=require_stable)
         for partition, offset in offsets.items():
             self.history.group(group, TOPIC, partition).fetched(offset, known[partition], self.name)
 
@@ -272,7 +279,7 @@ class OffsetCommitter(SimClient):
             for history in histories:
                 history.trying(offset)
             try:
-                await commit_offsets(connection, group, TOPIC, dict.fromkeys(self._partitions, offset))
+                await commit_offsets(connection, group, dict.fromkeys(self._partitions, offset))
             except (ClientError, KafkaError, TimeoutError) as error:
                 self.failed(error)
                 await self.drop_connections()

@@ -13,10 +13,18 @@ from dataclasses import dataclass
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
+from chronik.testing.sim.client import (
+    REQUEST_TIMEOUT_S,
+    TOPIC,
+    TOPIC_NAMES_MAX_VERSION,
+    Service,
+    SimClient,
+    init_producer_id,
+    produce_request,
+    produced_offset,
+)
 from chronik.testing.sim.history import PartitionHistory, RecordName
 from chronik.testing.sim.host import EPOCH_MS
-from chronik.testing.sim.requests import TOPIC_NAMES_MAX_VERSION, init_producer_id, produce_request, produced_offset
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import KafkaError

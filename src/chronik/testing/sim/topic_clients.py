@@ -8,9 +8,8 @@ from functools import partial
 from chronik.client.errors import ClientError, raise_for
 from chronik.client.topics import Topics
 from chronik.metadata.image import OFFSETS_TOPIC
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.client import EARLIEST, REQUEST_TIMEOUT_S, Fetched, Service, SimClient, fetch_records
 from chronik.testing.sim.producer import Appender
-from chronik.testing.sim.requests import EARLIEST, Fetched, fetch_records
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.records import Record

@@ -8,7 +8,7 @@ from random import Random
 
 from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
+from chronik.testing.sim.client import ACKS_ALL, REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
 from chronik.testing.sim.consumer import FinalReader, SimConsumer, SimObserver
 from chronik.testing.sim.group_clients import (
     FinalOffsetReader,
@@ -20,7 +20,6 @@ from chronik.testing.sim.group_clients import (
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.operators import ReassignmentOperator
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
-from chronik.testing.sim.requests import ACKS_ALL
 from chronik.testing.sim.topic_clients import CompactionClient, TopicChurn
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -118,14 +117,12 @@ class TopicMaker(SimClient):
     async def _place(self) -> None:
         """Create the topic with the replica assignments of the settings."""
         settings = self._settings
+        placed = enumerate(settings.assignments)
         topic = {
             "name": TOPIC,
             "num_partitions": -1,
             "replication_factor": -1,
-            "assignments": [
-                {"partition_index": index, "broker_ids": list(replicas)}
-                for index, replicas in enumerate(settings.assignments)
-            ],
+            "assignments": [{"partition_index": index, "broker_ids": list(replicas)} for index, replicas in placed],
             "configs": [{"name": name, "value": value} for name, value in settings.topic_configs.items()],
         }
         connection = await self.cluster.any_connection(Deadline(REQUEST_TIMEOUT_S))
@@ -142,11 +139,7 @@ class Workload:
     """All clients of one run."""
 
     def __init__(
-        self,
-        service: Service,
-        hosts: Sequence[Host],
-        settings: WorkloadSettings,
-        operators: Sequence[SimClient] = (),
+        self, service: Service, hosts: Sequence[Host], settings: WorkloadSettings, operators: Sequence[SimClient] = ()
     ) -> None:
         """`operators` are additional clients, started with all others."""
         self.producers: list[SimProducer] = []
