@@ -14,9 +14,9 @@ The anomalies are:
     external-nonmonotonic-poll  the same between a consumer's position and its next poll
     unknown-value               a record that no producer sent (its content was changed)
     aborted-read                a record whose send had certainly failed
-    ownership-overlap           two members of a group own a partition at the same time (see `ownership`)
+    ownership-overlap           two members of a group own a partition at the same time (see `OwnershipCheck`)
 
-and, if a consumer reads everything at the end (see `final_read`):
+and, if a consumer reads everything at the end (see `FinalReadCheck`):
 
     vanished                    polled once, not below the log start, and not found by the final reader
     lag-at-end                  a consumer's position, or a group's last committed offset, is not the end
@@ -33,11 +33,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from chronik.testing.anomalies import KINDS, Anomaly
-from chronik.testing.final_read import FinalReadCheck
+from chronik.testing.consumer_checks import FinalReadCheck, Lag, OwnershipCheck, PollCheck
 from chronik.testing.operations import Operation
-from chronik.testing.ownership import OwnershipCheck
 from chronik.testing.partition_history import PartitionHistory
-from chronik.testing.polls import Lag, PollCheck
 
 SHOWN_PER_KIND_MAX: Final = 5
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chronik.testing.anomalies import Anomaly, AnomalyKind, Place
+from chronik.testing.consumer_checks import Timeline
 from chronik.testing.operations import (
     HistoryError,
     Operation,
@@ -15,7 +16,6 @@ from chronik.testing.operations import (
     SendInvoked,
     SendUnknown,
 )
-from chronik.testing.polls import Timeline
 
 
 @dataclass(slots=True)

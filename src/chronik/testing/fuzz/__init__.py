@@ -4,9 +4,8 @@
     values        a request of any layout with odd values in its fields
     damage        ways to corrupt bytes: flips, absurd counts, wrong sizes, invalid batches with a valid checksum
     mutator       the next input: built from samples, odd values and damage, or from inputs that the engine kept
-    connection    one connection without a network: bytes in, bytes out
     responses     the oracle of one connection: responses are well-formed and match the requests
-    fuzzed_node   the node in its simulated machine, with a healthy client beside the bad ones
+    fuzzed_node   the node in its simulated machine, with a healthy client; connections: bytes in, bytes out
     session       inputs in sequence on one node, a crash at the end, and invariants that hold throughout
     fuzzer        inputs on one node after another; findings: files with the inputs that broke a promise, for replay
     worker        coverage-guided: atheris (libFuzzer) chooses, keeps and mutates inputs that reach new code

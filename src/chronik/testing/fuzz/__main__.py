@@ -11,11 +11,13 @@ import json
 import sys
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from chronik.testing.fuzz.campaign import campaign
 
 FAILED = 1
+_say = partial(print, flush=True)
 
 
 def main() -> int:
@@ -49,21 +51,18 @@ def _replay(path: Path) -> int:
 
 def _reach(corpus: Path) -> int:
     """Print the share of each package's lines that the inputs of a corpus reach."""
-    from chronik.testing.fuzz.coverage import ROOMS, Lines, shares
+    from chronik.testing.fuzz.coverage import ROOMS, lines_run, share
     from chronik.testing.fuzz.fuzzer import Fuzzer
 
-    with Lines() as lines:
+    with lines_run() as seen:
         fuzzer = Fuzzer(1)
         for path in sorted(corpus.iterdir()):
             fuzzer.run(path.read_bytes())
         fuzzer.finish()
-    for room, (reached, total) in shares(lines.seen, (*ROOMS, "node.apis")).items():
+    for room in (*ROOMS, "node.apis"):
+        reached, total = share(seen, room)
         _say(f"{room:12} {reached:5} of {total:5} lines, {100 * reached / total:.0f} %")
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,13 +7,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 WORKER = "chronik.testing.fuzz.worker"
-MEMORY_MB = 4096
 SAY_EVERY_S = 10.0
 TAIL_LINES = 40
 _STATUS = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+) ft: (\d+) corp: (\d+)/(\S+)")
@@ -59,14 +57,7 @@ def campaign(
     """
     corpus.mkdir(parents=True, exist_ok=True)
     finding.unlink(missing_ok=True)
-    task = {
-        "inputs": inputs,
-        "seconds": seconds,
-        "seed": seed,
-        "corpus": str(corpus),
-        "finding": str(finding),
-        "memory_mb": MEMORY_MB,
-    }
+    task = {"inputs": inputs, "seconds": seconds, "seed": seed, "corpus": str(corpus), "finding": str(finding)}
     result = Result()
     tail: list[str] = []
     started_s = said_s = perf_counter()
@@ -90,18 +81,8 @@ def campaign(
         except BaseException:
             process.kill()
             raise
-    _read_figures(result, output, tail)
-    return result
-
-
-def _read_figures(result: Result, output: str, tail: list[str]) -> None:
     try:
-        figures: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return replace(result, **json.loads(output.splitlines()[-1]))
     except (IndexError, ValueError):
         # The process itself ended: because of a fault in compiled code, its memory limit, or a bug in the fuzzer.
-        result.broken = "\n".join(["the fuzzing process ended by itself:", *tail])
-        return
-    result.inputs, result.sessions = figures["inputs"], figures["sessions"]
-    result.seconds = figures["seconds"]
-    result.outcomes, result.kinds = figures["outcomes"], figures["kinds"]
-    result.broken = figures["broken"]
+        return replace(result, broken="\n".join(["the fuzzing process ended by itself:", *tail]))

@@ -6,7 +6,8 @@ import dis
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -18,43 +19,35 @@ ROOMS = ("wire", "node", "groups", "metadata", "storage")
 SOURCE = str(Path(chronik.__file__).resolve().parent)
 
 
-class Lines:
-    """Collects the lines of the package that run while it is active."""
+@contextmanager
+def lines_run() -> Iterator[dict[str, set[int]]]:
+    """Collect the lines of the package that run within the block, by file."""
+    seen: dict[str, set[int]] = {}
 
-    def __init__(self) -> None:
-        self.seen: dict[str, set[int]] = {}
-
-    def __enter__(self) -> Lines:
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def called(frame: FrameType, event: str, argument: Any) -> Any:
         name = frame.f_code.co_filename
         if not name.startswith(SOURCE):
             return None
-        seen = self.seen.setdefault(name, set())
+        lines = seen.setdefault(name, set())
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
-            seen.add(frame.f_lineno)
+            lines.add(frame.f_lineno)
             return line
 
-        seen.add(frame.f_lineno)
-        return line
+        return line(frame, event, argument)
+
+    sys.settrace(called)
+    try:
+        yield seen
+    finally:
+        sys.settrace(None)
 
 
-def shares(seen: Mapping[str, Iterable[int]], packages: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return for each package the function lines that ran, and all function lines. Import-time lines are excluded."""
-    found: dict[str, tuple[int, int]] = {}
-    for package in packages:
-        reached = total = 0
-        for path, lines in _function_lines(package):
-            total += len(lines)
-            reached += len(lines & set(seen.get(path, ())))
-        found[package] = (reached, total)
-    return found
+def share(seen: Mapping[str, set[int]], package: str) -> tuple[int, int]:
+    """Return how many function lines of a package ran, and how many there are. Import-time lines are excluded."""
+    lines = dict(_function_lines(package))
+    reached = sum(len(lines[path] & seen.get(path, set())) for path in lines)
+    return reached, sum(map(len, lines.values()))
 
 
 def _function_lines(package: str) -> Iterator[tuple[str, set[int]]]:
@@ -65,7 +58,8 @@ def _function_lines(package: str) -> Iterator[tuple[str, set[int]]]:
         path = importlib.import_module(name).__file__
         if path is not None:
             code = compile(Path(path).read_bytes(), path, "exec")
-            yield path, {line for inner in _inner(code) for line in _lines(inner)}
+            starts = ((inner, line) for inner in _inner(code) for _, line in dis.findlinestarts(inner))
+            yield path, {line for inner, line in starts if line is not None and line != inner.co_firstlineno}
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
@@ -75,9 +69,3 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
             if constant.co_flags & 0x02:
                 yield constant
             yield from _inner(constant)
-
-
-def _lines(code: CodeType) -> Iterator[int]:
-    for _, line in dis.findlinestarts(code):
-        if line is not None and line != code.co_firstlineno:
-            yield line

@@ -6,6 +6,7 @@ finding can be replayed.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -15,10 +16,10 @@ from chronik.node.broker import Broker
 from chronik.node.config import NodeConfig
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peer_handshake import Caller
+from chronik.node.serving.connection import Connection
+from chronik.storage.disk import Buffer
 from chronik.testing.fuzz import BrokenPromise
-from chronik.testing.fuzz.connection import FuzzTransport
 from chronik.testing.fuzz.samples import CLIENT_ID, FUZZED_TOPIC, PEER_NONCE, framed, hello
-from chronik.testing.sim.disk import DiskSpeed
 from chronik.testing.sim.host import Host, release
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode, node_config
@@ -33,11 +34,127 @@ from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_resp
 
 KEPT_TOPIC = "kept"
 ADDRESS = "10.0.0.1"
+CLIENT = ("10.0.9.9", 40_000)
 KAFKA_PORT, INTERNAL_PORT = 9092, 5092
 START_S_MAX = 60.0
 CALL_S_MAX = 10.0
 PRODUCE_VERSION, FETCH_VERSION = 9, 12
 FETCH_BYTES = 1 << 20
+
+
+class FuzzTransport(asyncio.Transport):
+    """The transport of one connection. Delivers its data in pieces, as fast as the protocol accepts them.
+
+    `is_lost` is set once the protocol was notified of the loss, `was_closed` once the node has closed the connection.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        factory: Callable[[], asyncio.BaseProtocol],
+        data: bytes,
+        *,
+        piece_bytes: int = 0,
+        ends_at_once: bool = False,
+    ) -> None:
+        super().__init__({"peername": CLIENT, "sockname": CLIENT})
+        self.written = bytearray()
+        self.is_lost = False
+        self.was_closed = False
+        """Whether the node closed the connection, including in response to the end of input."""
+        self._loop = loop
+        self._factory = factory
+        self._data = data
+        self._at = 0
+        self._piece_bytes = piece_bytes or len(data)
+        self._ends_at_once = ends_at_once
+        self.end_was_seen = False
+        self._is_reading = True
+        self._is_due = False
+        self.protocol: Connection
+        loop.call_soon_threadsafe(self._open)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more happens by itself: all input was read and answered, or the connection has ended."""
+        if self.is_lost:
+            return True
+        all_read = self._at >= len(self._data) and (self.end_was_seen or not self._ends_at_once)
+        return hasattr(self, "protocol") and all_read and self._is_reading and not self.protocol.has_unanswered
+
+    def send(self, data: bytes) -> None:
+        """Send more data on the same connection."""
+        self._data = data
+        self._at = 0
+        self._piece_bytes = len(data)
+        self._loop.call_soon_threadsafe(self._schedule)
+
+    def lose(self) -> None:
+        """Disconnect the client abruptly."""
+        self._loop.call_soon_threadsafe(self._lose, ConnectionResetError("the client went away"))
+
+    def _open(self) -> None:
+        protocol = self._factory()
+        assert isinstance(protocol, Connection)
+        self.protocol = protocol
+        protocol.connection_made(self)
+        self._read()
+
+    def _schedule(self) -> None:
+        is_more = self._at < len(self._data) or (self._ends_at_once and not self.end_was_seen)
+        if is_more and self._is_reading and not self._is_due and not self.is_lost and not self.was_closed:
+            self._is_due = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._is_due = False
+        if not self._is_reading or self.is_lost or self.was_closed:
+            return
+        if self._at < len(self._data):
+            buffer = self.protocol.get_buffer(-1)
+            size = min(self._piece_bytes, len(self._data) - self._at, len(buffer))
+            buffer[:size] = self._data[self._at : self._at + size]
+            self._at += size
+            self.protocol.buffer_updated(size)
+            self._schedule()
+        elif self._ends_at_once and not self.end_was_seen:
+            self.end_was_seen = True
+            if not self.protocol.eof_received():
+                self.close()
+
+    def _lose(self, error: Exception | None) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self.protocol.connection_lost(error)
+
+    # -- asyncio.Transport ---------------------------------------------------------------------------------------------
+
+    def write(self, data: Buffer) -> None:
+        if not self.is_lost and not self.was_closed:
+            self.written += data
+
+    def close(self) -> None:
+        if not self.was_closed:
+            self.was_closed = True
+            self._loop.call_soon(self._lose, None)
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.was_closed
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        self._is_reading = True
+        self._schedule()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Ignore the limits: every write is accepted at once."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 class WatchedNode(SimNode):
@@ -62,7 +179,7 @@ class FuzzedNode:
         self.world = World(seed)
         self._network = Network(self.world)
         self._host = Host(self.world, self._network, "node-1", ADDRESS)
-        self._host.disk.speed = DiskSpeed(sync_s=50e-6, cold_share=0.05)
+        self._host.disk.usual_sync_s, self._host.disk.cold_share = 50e-6, 0.05
         config = node_config(
             1,
             self._host,
@@ -100,10 +217,6 @@ class FuzzedNode:
         self.node.start()
         if not self.until(lambda: self.node.is_ready, START_S_MAX):
             raise BrokenPromise(f"the node does not become ready:\n{self._last_lines()}")
-
-    def crash(self) -> None:
-        """Cut the power; every acknowledged record is on the disk."""
-        self.node.power_off()
 
     def release(self) -> None:
         release([self._host])
@@ -189,8 +302,7 @@ class FuzzedNode:
         """Check that every batch that the node accepted from the inputs is served whole and with a correct CRC."""
         start = self.broker.partition(FUZZED_TOPIC, 0)
         if start is not None:
-            for _ in self._batches(FUZZED_TOPIC, start.log_start_offset):
-                pass
+            self._batches(FUZZED_TOPIC, start.log_start_offset)
 
     def _batches(self, topic: str, offset: int) -> list[tuple[int, memoryview]]:
         """Return each batch from `offset` on as its position in a block, and the block. Its CRC was checked."""

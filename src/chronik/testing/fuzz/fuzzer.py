@@ -11,7 +11,7 @@ from random import Random
 from chronik.node.api_table import APIS
 from chronik.testing.fuzz import BrokenPromise
 from chronik.testing.fuzz.mutator import INTERNAL, Mutate, Mutator
-from chronik.testing.fuzz.samples import Sample, internal_samples, samples
+from chronik.testing.fuzz.samples import internal_samples, samples
 from chronik.testing.fuzz.session import Session
 
 
@@ -92,20 +92,16 @@ class Fuzzer:
         versions = {int(api.key): api.parsed_versions for api in APIS}
         on_controller = [int(api.key) for api in APIS if api.on_controller]
         self.samples = samples(versions, topic_id)
-        self.internal_samples = internal_samples(
-            on_controller, {key: highest for key, (_, highest) in versions.items()}, topic_id
-        )
+        highest = {key: last for key, (_, last) in versions.items()}
+        self.internal_samples = internal_samples(on_controller, highest, topic_id)
         self._mutator = Mutator(self.samples, self.internal_samples, topic_id, by_engine)
         # Exclude all current objects from garbage collection.
         gc.freeze()
 
     def first_inputs(self) -> list[bytes]:
         """Return the valid requests, from which mutation starts."""
-
-        def inputs(samples: list[Sample], how: int) -> list[bytes]:
-            return [bytes((how,)) + sample.frame for sample in samples]
-
-        return inputs(self.samples, 0) + inputs(self.internal_samples, INTERNAL)
+        internal = [bytes((INTERNAL,)) + sample.frame for sample in self.internal_samples]
+        return [bytes(1) + sample.frame for sample in self.samples] + internal
 
     def mutate(self, data: bytes, random: Random) -> bytes:
         return self._mutator.mutate(data, random)
@@ -117,7 +113,9 @@ class Fuzzer:
             self.session.run(data)
             if self.session.is_over:
                 self.session.end()
-                self._next()
+                self.session.release()
+                self.sessions += 1
+                self.session = Session(self.seed, self.outcomes, self.kinds)
         except BrokenPromise as broken:
             return self._found(broken)
         return None
@@ -138,8 +136,3 @@ class Fuzzer:
         found = Finding(str(broken), self.seed, tuple(self.session.inputs))
         self.session.release()
         return shortest(found)
-
-    def _next(self) -> None:
-        self.session.release()
-        self.sessions += 1
-        self.session = Session(self.seed, self.outcomes, self.kinds)

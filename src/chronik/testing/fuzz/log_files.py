@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import RealDisk
@@ -40,16 +42,26 @@ BATCHES = 60
 READ_BYTES_MAX = 1 << 20
 
 
+class Written(NamedTuple):
+    """A batch, with its file and its position there."""
+
+    segment: str
+    at: int
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A log as it was written. `batches` by base offset; `places` has the file and position of each."""
+    """A log as it was written. `batches` by base offset."""
 
     folder: Path
     clean: bool
     recovery_point: int
     log_start_offset: int
-    batches: dict[int, bytes]
-    places: dict[int, tuple[str, int]]
+    batches: dict[int, Written]
+
+    def segments(self) -> list[str]:
+        return sorted({batch.segment for batch in self.batches.values()})
 
 
 def write_original(folder: Path, *, clean: bool, deletes: bool = False) -> Original:
@@ -83,16 +95,14 @@ def write_original(folder: Path, *, clean: bool, deletes: bool = False) -> Origi
     end, start = log.log_end_offset, log.log_start_offset
     if clean:
         log.close()
-    batches: dict[int, bytes] = {}
-    places: dict[int, tuple[str, int]] = {}
+    batches: dict[int, Written] = {}
     for path in sorted(folder.glob("*.log")):
         data = path.read_bytes()
         at = 0
         while at + HEADER_BYTES <= len(data) and (header := read_batch_header(data, at)).magic == 2:
-            batches[header.base_offset] = data[at : at + header.size_bytes]
-            places[header.base_offset] = (path.name, at)
+            batches[header.base_offset] = Written(path.name, at, data[at : at + header.size_bytes])
             at += header.size_bytes
-    return Original(folder, clean, end, start, batches, places)
+    return Original(folder, clean, end, start, batches)
 
 
 class LogFuzzer:
@@ -125,8 +135,8 @@ class LogFuzzer:
         report = log.recovery
         is_damaged = report is not None and report.is_damaged
         counts: Counter[str] = Counter()
-        for base, (name, _) in self._original.places.items():
-            if base < self._first() or name in gone:
+        for base, batch in self._original.batches.items():
+            if base < self._first() or batch.segment in gone:
                 continue
             outcome = self._read(log, base)
             if outcome == "lost" and is_damaged:
@@ -165,8 +175,6 @@ class LogFuzzer:
         finally:
             again.close()
 
-    # -- opening and reading -------------------------------------------------------------------------------------------
-
     def _opened(self, recovery_point: int, *, clean: bool) -> Log | None:
         try:
             return Log.open(RealDisk(), str(self._folder), CONFIG, NOW_MS, recovery_point, clean)
@@ -189,7 +197,7 @@ class LogFuzzer:
             raise BrokenPromise(f"reading at {base} gives nothing, and no error: a consumer waits there for ever")
         header = read_batch_header(data)
         batch = data[: header.size_bytes]
-        if bytes(batch)[CRC_START:] == self._original.batches[base][CRC_START:]:
+        if bytes(batch)[CRC_START:] == self._original.batches[base].data[CRC_START:]:
             return "served" if header.base_offset == base else "served with a wrong offset"
         try:
             check_batches(batch, READ_BYTES_MAX, from_producer=False)
@@ -199,32 +207,26 @@ class LogFuzzer:
             return "lost"
         raise BrokenPromise(f"the batch at {base} is not the one that was written there, and its CRC is right")
 
-    # -- expectations --------------------------------------------------------------------------------------------------
-
     def _first(self) -> int:
         """Return the base offset of the first batch that was served before the damage."""
         return max(base for base in self._original.batches if base <= self._original.log_start_offset)
 
     def _gone_from_the_start(self) -> list[str]:
         """Return the first segments whose files are missing: retention leaves the same state."""
-        names = sorted({name for name, _ in self._original.places.values()})
-        here = next((at for at, name in enumerate(names) if (self._folder / name).exists()), len(names))
-        return names[:here]
+        return list(takewhile(lambda name: not (self._folder / name).exists(), self._original.segments()))
 
     def _intact(self) -> list[int]:
         """Return the batches below the first differing byte of batch data; all of them if no byte differs."""
-        names = sorted({name for name, _ in self._original.places.values()})
         found: list[int] = []
-        for name in names:
+        for name in self._original.segments():
             whole = (self._original.folder / name).read_bytes()
             path = self._folder / name
             now = path.read_bytes() if path.exists() else b""
-            same = next((at for at, (a, b) in enumerate(zip(whole, now, strict=False)) if a != b), len(now))
-            same = min(same, len(whole))
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(whole, now, strict=False)))
             found += [
                 base
-                for base, (its_name, at) in self._original.places.items()
-                if its_name == name and at + len(self._original.batches[base]) <= same and base >= self._first()
+                for base, batch in self._original.batches.items()
+                if batch.segment == name and batch.at + len(batch.data) <= same and base >= self._first()
             ]
             if whole != now:
                 break

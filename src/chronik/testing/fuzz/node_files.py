@@ -39,12 +39,8 @@ def fuzz_raft_stores(count: int, seed: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     for is_closed in (True, False):
         history: list[StoredState] = []
-        outcomes += _fuzz(
-            count,
-            seed,
-            partial(_write_store, history, is_closed),
-            partial(_open_store, history),
-        )
+        write, check = partial(_write_store, history, is_closed), partial(_open_store, history)
+        outcomes += _fuzz(count, seed, write, check)
     return outcomes
 
 
@@ -63,9 +59,6 @@ def _fuzz(count: int, seed: int, write: Callable[[Path], None], check: Callable[
 
         check_damaged_copies(original, copy, range(seed, seed + count), files, check_copy)
     return outcomes
-
-
-# -- the data folder ---------------------------------------------------------------------------------------------------
 
 
 def _write_folder(path: Path) -> None:
@@ -104,9 +97,6 @@ def _refused(line: str) -> str:
     if not line or "\n" in line:
         raise BrokenPromise(f"a refusal that is no line: {line!r}")
     return "refused"
-
-
-# -- the Raft store ----------------------------------------------------------------------------------------------------
 
 
 def _write_store(history: list[StoredState], is_closed: bool, folder: Path) -> None:

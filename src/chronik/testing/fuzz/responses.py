@@ -23,6 +23,7 @@ from chronik.wire.primitives import skip_tags
 from chronik.wire.produce import read_produce_request, read_produce_response
 
 FRAME_BYTES_LEAST = 8
+UNREADABLE = (MalformedRequest, ValueError, KeyError, IndexError, struct.error)
 _REPLIES = {
     InternalKey.HELLO: decode_hello_reply,
     InternalKey.PROOF: decode_proof_reply,
@@ -45,11 +46,7 @@ class SentRequest:
     @property
     def is_unanswered_by_design(self) -> bool:
         """Whether it gets no response by design: acks=0, and Raft's messages."""
-        if self.header is None:
-            return False
-        if self.header.api_key == InternalKey.RAFT:
-            return True
-        return self.acks == 0
+        return self.header is not None and (self.header.api_key == InternalKey.RAFT or self.acks == 0)
 
     @property
     def acks(self) -> int | None:
@@ -58,7 +55,7 @@ class SentRequest:
             return None
         try:
             return read_produce_request(header.api_version, self.frame, header.body_at).acks
-        except (MalformedRequest, ValueError, KeyError, struct.error, IndexError):
+        except UNREADABLE:
             return None
 
     def wait_s(self) -> float | None:
@@ -118,10 +115,9 @@ def check_response(request: SentRequest, response: memoryview) -> None:
         raise BadResponse("the answer's correlation id is not the request's")
     try:
         _read_body(header, response[4:])
-    except (MalformedRequest, ValueError, KeyError, IndexError, struct.error) as error:
-        raise BadResponse(
-            f"the answer to API {header.api_key} v{header.api_version} does not parse: {error!r}"
-        ) from error
+    except UNREADABLE as error:
+        what = f"API {header.api_key} v{header.api_version}"
+        raise BadResponse(f"the answer to {what} does not parse: {error!r}") from error
 
 
 def _read_body(header: frames.RequestHeader, body: memoryview) -> None:

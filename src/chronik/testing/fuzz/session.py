@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import resource
 import signal
-import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,14 +26,19 @@ from chronik.node.membership.internal_api import InternalKey, decode_envelope
 from chronik.node.membership.internal_server import UNPROVEN_APIS
 from chronik.raft.messages import decode_message
 from chronik.testing.fuzz import BrokenPromise
-from chronik.testing.fuzz.connection import FuzzTransport
-from chronik.testing.fuzz.fuzzed_node import FuzzedNode
+from chronik.testing.fuzz.fuzzed_node import FuzzedNode, FuzzTransport
 from chronik.testing.fuzz.mutator import ENDS_AT_ONCE, INTERNAL, PIECE_BYTES, UNPROVEN
-from chronik.testing.fuzz.responses import BadResponse, SentRequest, check_response, requests_in, responses_in
+from chronik.testing.fuzz.responses import (
+    UNREADABLE,
+    BadResponse,
+    SentRequest,
+    check_response,
+    requests_in,
+    responses_in,
+)
 from chronik.testing.fuzz.samples import FUZZED_TOPIC
 from chronik.wire import messages
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import MalformedRequest
 from chronik.wire.frames import RequestHeader
 
 ANSWER_S = 1.0
@@ -54,9 +58,6 @@ DELETED_SHARE = 32
 PARTITIONS_MAX = 60
 PARTITIONS_CHEAP_MAX = 8
 """Requests for more partitions are valid but expensive, and reveal nothing about bad input."""
-UNREADABLE = (MalformedRequest, ValueError, KeyError, IndexError, struct.error)
-
-
 API_OF = {int(api.key): api for api in APIS}
 
 
@@ -100,15 +101,13 @@ class Session:
         """Crash, restart, and check for every acknowledged record."""
         with _alarm():
             self._check(whole=True)
-            self.fuzzed.crash()
+            self.fuzzed.node.power_off()
             self.fuzzed.start()
             self.fuzzed.check_kept()
             self.fuzzed.check_fuzzed()
 
     def release(self) -> None:
         self.fuzzed.release()
-
-    # -- one input -----------------------------------------------------------------------------------------------------
 
     def _run(self, data: bytes) -> None:
         how, stream = (data[0], data[1:]) if data else (0, b"")

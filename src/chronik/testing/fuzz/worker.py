@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 INPUT_BYTES_MAX = 64 * 1024
 FOUND = 1
+MEMORY_MB = 4096
 
 
 class Worker:
@@ -54,19 +55,15 @@ class Worker:
 
     def _end(self, broken: str | None) -> None:
         fuzzer = self.fuzzer
-        print(
-            json.dumps(
-                {
-                    "inputs": fuzzer.inputs,
-                    "sessions": fuzzer.sessions,
-                    "seconds": perf_counter() - self._started_s,
-                    "outcomes": fuzzer.outcomes,
-                    "kinds": [[key, version, count] for (key, version), count in sorted(fuzzer.kinds.items())],
-                    "broken": broken,
-                }
-            ),
-            flush=True,
-        )
+        figures = {
+            "inputs": fuzzer.inputs,
+            "sessions": fuzzer.sessions,
+            "seconds": perf_counter() - self._started_s,
+            "outcomes": fuzzer.outcomes,
+            "kinds": [[key, version, count] for (key, version), count in sorted(fuzzer.kinds.items())],
+            "broken": broken,
+        }
+        print(json.dumps(figures), flush=True)
         # Not by an exception: libFuzzer would treat it as a finding of its own.
         os._exit(0 if broken is None else FOUND)
 
@@ -87,7 +84,7 @@ def main() -> None:
         "max_len": INPUT_BYTES_MAX,
         "len_control": 0,
         "timeout": 0,
-        "rss_limit_mb": task["memory_mb"],
+        "rss_limit_mb": MEMORY_MB,
         "report_slow_units": 0,
         "artifact_prefix": f"{task['finding']}-",
     }

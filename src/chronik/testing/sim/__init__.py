@@ -10,11 +10,11 @@
     history             the oracle for clients: checks each response against all earlier ones; one owner for each
                         partition of a group; acknowledgements while a device is sick
     audit               the oracle for node state: one leader for each term and epoch, replicas agree
-    client              the base of all clients; requests: what they send
-                        producer, consumer, member, group_offsets, compaction_client, churn, operators
+    client              the base of all clients, and the requests that they share;
+                        producer, consumer, group_clients, topic_clients, operators
     workload            all clients of a run
-    faults              which faults occur, and when; cluster_faults: between nodes; disk_faults: files and devices
-    crash_points        where crashes occur: at syncs, renames, arriving segments, and in the node's code
+    faults              which faults occur, when and at which crash points (syncs, renames, arriving segments, code of
+                        the node); cluster_faults: between nodes; disk_faults: files and devices
     scenario            builds all of these and runs the phases; cluster_scenarios: three nodes, bad disks, five nodes
     runner              `run_seed`; campaign: many seeds; tripwires: traps for the real clock, randomness and threads
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from functools import partial
 
 from chronik.testing.sim.campaign import campaign
 from chronik.testing.sim.runner import DEFAULT_SCENARIO, SCENARIOS, run_seed
 
 FAILED = 1
+_say = partial(print, flush=True)
 
 
 def main() -> int:
@@ -29,10 +31,6 @@ def main() -> int:
             return FAILED
         print(report.summary(), flush=True)
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

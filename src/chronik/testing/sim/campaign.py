@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from chronik.testing.sim.runner import run_seed
+from chronik.testing.sim.runner import Report, run_seed
 
 AHEAD = 2
 """Seeds submitted for each core, so that no core is idle."""
@@ -24,8 +25,17 @@ class Campaign:
     virtual_s: float = 0.0
     wall_s: float = 0.0
     acknowledged: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+
+    def count(self, report: Report) -> None:
+        self.seeds += 1
+        self.events += report.events
+        self.virtual_s += report.virtual_s
+        self.acknowledged += report.counts["acknowledged"]
+        self.faults.update(report.faults)
+        if report.violation is not None:
+            self.failures.append(report.failure())
 
     def summary(self) -> str:
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
@@ -37,48 +47,22 @@ class Campaign:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    events: int
-    virtual_s: float
-    acknowledged: int
-    faults: dict[str, int]
-    failure: str | None
-
-
 def campaign(scenario: str, first_seed: int, *, seconds: float, jobs: int, failures_max: int = 1) -> Campaign:
     """Run consecutive seeds for `seconds`, or until `failures_max` have failed."""
     result = Campaign(scenario, first_seed)
     started_s = perf_counter()
     next_seed = first_seed
-    waiting: set[Future[_Outcome]] = set()
+    waiting: set[Future[Report]] = set()
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         while True:
             is_over = perf_counter() - started_s > seconds or len(result.failures) >= failures_max
             while not is_over and len(waiting) < jobs * AHEAD:
-                waiting.add(pool.submit(_run, next_seed, scenario))
+                waiting.add(pool.submit(run_seed, next_seed, scenario))
                 next_seed += 1
             if not waiting:
                 break
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
-                _count(result, future.result())
+                result.count(future.result())
     result.wall_s = perf_counter() - started_s
     return result
-
-
-def _run(seed: int, scenario: str) -> _Outcome:
-    report = run_seed(seed, scenario)
-    failure = None if report.violation is None else report.failure()
-    return _Outcome(report.events, report.virtual_s, report.counts["acknowledged"], report.faults, failure)
-
-
-def _count(result: Campaign, outcome: _Outcome) -> None:
-    result.seeds += 1
-    result.events += outcome.events
-    result.virtual_s += outcome.virtual_s
-    result.acknowledged += outcome.acknowledged
-    for name, count in outcome.faults.items():
-        result.faults[name] = result.faults.get(name, 0) + count
-    if outcome.failure is not None:
-        result.failures.append(outcome.failure)

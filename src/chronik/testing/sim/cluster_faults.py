@@ -5,12 +5,12 @@ It prefers leaders: the controller, and the leader of a partition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from chronik.metadata.image import OFFSETS_TOPIC
-from chronik.testing.sim.crash_points import ANSWERED, CLUSTER_POINTS
-from chronik.testing.sim.faults import FAULTS, Nemesis, Strike, Targets
+from chronik.testing.sim.client import TOPIC
+from chronik.testing.sim.faults import ANSWERED, CLUSTER_POINTS, FAULTS, Nemesis, Strike, Targets
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.node import SimNode
 
@@ -31,18 +31,14 @@ CLUSTER_FAULTS: Mapping[str, int] = {
 """Each fault and its weight under `synced` durability."""
 CUTS = ("isolate", "part", "freeze")
 VOTES = ("coup", "transfer", "kill")
-LEADER_SHARE = 0.6
 SHORT_S_MAX = 1.0
 LONG_S = (2.2, 4.5)
 """A broker session lasts 2 s: some pauses and cuts are shorter, some longer."""
-COUP_WAIT_S = 1.5
-ALONE_FROM_S = (0.5, 2.0)
 ALONE_S = (5.0, 7.0)
 """Longer than a broker session, a member session and an election, one after the other."""
 WALL_JUMP_MS_MAX = 20 * 60 * 1000
 DRIFT_MAX = 0.05
 """Leases tolerate this drift: the rates of two clocks differ by at most 10 %."""
-DRIFT_S_MAX = 5.0
 
 
 class ClusterNemesis(Nemesis):
@@ -54,13 +50,10 @@ class ClusterNemesis(Nemesis):
         some = tuple(self._random.sample(sorted(CLUSTER_FAULTS), self._random.randint(2, 5)))
         kinds = self._random.choice((tuple(CLUSTER_FAULTS), some, CUTS, CUTS, VOTES))
         self._faults = {kind: CLUSTER_FAULTS[kind] for kind in kinds}
-        self._topic = targets.topic
         self._mortal = targets.mortal
 
-    # -- victims -------------------------------------------------------------------------------------------------------
-
     def _victim(self) -> SimNode:
-        if self._random.random() < LEADER_SHARE:
+        if self._random.random() < 0.6:
             leaders = [node for node in self._nodes if node.is_controller or self._leads_partition(node)]
             if leaders:
                 return self._random.choice(leaders)
@@ -70,11 +63,10 @@ class ClusterNemesis(Nemesis):
         """Return the nodes that consider themselves the controller: usually one."""
         return [node for node in self._nodes if node.is_controller]
 
-    def _leads_partition(self, node: SimNode, topic: str = "") -> bool:
+    def _leads_partition(self, node: SimNode, topic: str = TOPIC) -> bool:
         broker = node.ready_broker
         return broker is not None and any(
-            hosted.topic == (topic or self._topic) and hosted.leader is not None
-            for hosted in broker.host.partitions.values()
+            hosted.topic == topic and hosted.leader is not None for hosted in broker.host.partitions.values()
         )
 
     def _may_lose(self, node: SimNode) -> bool:
@@ -88,29 +80,9 @@ class ClusterNemesis(Nemesis):
         if self._may_lose(node):
             super()._sync_error(node)
 
-    # -- faults --------------------------------------------------------------------------------------------------------
-
-    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
-        return {
-            **super()._faults_by_name(),
-            "freeze": self._freeze,
-            "isolate": self._isolate,
-            "deafen": self._deafen,
-            "part": self._part,
-            "kill_all": self._kill_all,
-            "power_all": self._power_all,
-            "transfer": self._transfer,
-            "coup": self._coup,
-            "jump": self._jump,
-            "drift": self._drift,
-        }
-
     def _freeze(self, node: SimNode) -> None:
         """Pause the node, perhaps for longer than its session, so that other nodes take over."""
-        pause_s = self._duration_s()
-        self._world.note(f"{node.host.name} is frozen for {pause_s:.3f} s")
-        node.host.pause()
-        self._world.after(pause_s, node.host.resume)
+        self._hold(node, "frozen", self._duration_s())
 
     def _isolate(self, node: SimNode) -> None:
         """Cut the node off from the other nodes; clients still reach it."""
@@ -134,8 +106,7 @@ class ClusterNemesis(Nemesis):
     def _cut_links(self, links: Sequence[tuple[Host, Host]]) -> None:
         duration_s = self._duration_s()
         for source, target in links:
-            self._network.cut(source, target)
-            self._world.after(duration_s, self._network.heal, source, target)
+            self._cut_link(source, target, duration_s)
 
     def _duration_s(self) -> float:
         return self._random.uniform(*LONG_S) if self._random.random() < 0.5 else self._random.random() * SHORT_S_MAX
@@ -161,7 +132,7 @@ class ClusterNemesis(Nemesis):
         for voter in self._nodes:
             strike = Strike(ANSWERED, 1, partial(self._cut_off_candidate, voter), partial(_has_just_voted, voter))
             self._armed[voter.host] = strike
-            self._world.after(COUP_WAIT_S, self._disarm, voter.host, strike)
+            self._world.after(1.5, self._disarm, voter.host, strike)
         if self._random.random() < 0.5:
             self._transfer(node)
         else:
@@ -184,13 +155,13 @@ class ClusterNemesis(Nemesis):
     def _jump(self, node: SimNode) -> None:
         step_ms = self._random.randint(-WALL_JUMP_MS_MAX, WALL_JUMP_MS_MAX)
         self._world.note(f"the wall clock of {node.host.name} jumps by {step_ms} ms")
-        node.host.clock.step_wall(step_ms)
+        node.host.clock.wall_offset_ms += step_ms
 
     def _drift(self, node: SimNode) -> None:
         clock, rate = node.host.clock, node.host.clock.rate
         clock.run_at(1.0 + self._random.uniform(-DRIFT_MAX, DRIFT_MAX))
         self._world.note(f"the clocks of {node.host.name} run at {clock.rate:.5f}")
-        self._world.after(self._random.random() * DRIFT_S_MAX, clock.run_at, rate)
+        self._world.after(self._random.random() * 5.0, clock.run_at, rate)
 
 
 class LoneCut(ClusterNemesis):
@@ -200,7 +171,7 @@ class LoneCut(ClusterNemesis):
     """
 
     def begin(self, until_s: float, pause_s: float) -> None:
-        self._world.after(self._random.uniform(*ALONE_FROM_S), self._cut_one)
+        self._world.after(self._random.uniform(0.5, 2.0), self._cut_one)
 
     def _cut_one(self) -> None:
         coordinators = [node for node in self._nodes if self._leads_partition(node, OFFSETS_TOPIC)]

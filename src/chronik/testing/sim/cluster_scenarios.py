@@ -10,9 +10,8 @@ from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.node.config import Peer
 from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.audit import Auditor
-from chronik.testing.sim.client import SimClient
+from chronik.testing.sim.client import TOPIC, SimClient
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis, LoneCut
-from chronik.testing.sim.compaction_client import TOPIC as COMPACTED_TOPIC
 from chronik.testing.sim.disk_faults import FILE_FAULTS, DiskNemesis, SickDisk
 from chronik.testing.sim.faults import Targets
 from chronik.testing.sim.history import Availability
@@ -20,34 +19,26 @@ from chronik.testing.sim.host import Host
 from chronik.testing.sim.node import SimNode, newest_image, node_config
 from chronik.testing.sim.operators import ResizeOperator
 from chronik.testing.sim.scenario import Scenario
-from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
+from chronik.testing.sim.topic_clients import COMPACTED_TOPIC
+from chronik.testing.sim.workload import Workload, WorkloadSettings
 from chronik.wire.batch import check_batches, decode_batch
 
 REPLICAS = 3
-INTERNAL_PORT = 5092
-IN_SYNC_S_MAX = 60.0
-WHOLE_S_MAX = 60.0
-SYNCED_SHARE = 0.75
+SETTLED_S_MAX = 60.0
 AUDITED = (TOPIC, OFFSETS_TOPIC, COMPACTED_TOPIC)
-LONE_CUT_SHARE = 0.15
-LONE_CUT_BUSY_S = 8.5
 
 FILES, STORES, SICK, WORSE = "files", "stores", "sick", "worse"
 TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
 """Each kind of trouble and its weight."""
 BESIDE = ("kill", "kill_all", "power", "stop", "isolate", "transfer", "freeze")
 """Faults in addition to damaged files and sick devices; each seed draws some of them."""
-SICK_BUSY_S = 22.0
 RECOVERY_POINT_INTERVALS_MS = 250, 60_000
 """With the second interval recovery points stay old: the synced ends must prove what was durable."""
 FILES_PAUSE_S = 1.0
 """Another node's files can be damaged only after the damaged node has recovered, which takes a while."""
 
-FOUNDERS_BEFORE_A_JOIN = 4
 PLACEMENT_WEIGHTS = (5.0, 4.0, 2.0, 1.0, 1.0)
 """The weight of each node in replica placement; each seed draws the order of the nodes."""
-JOINS_AFTER_S = (0.5, 3.0)
-SICK_SHARE = 0.3
 
 
 class ThreeNodes(Scenario):
@@ -71,15 +62,15 @@ class ThreeNodes(Scenario):
     def build(self) -> None:
         self.has_lone_cut = self.draws_lone_cut()
         if self.has_lone_cut:
-            self.busy_s = LONE_CUT_BUSY_S
+            self.busy_s = 8.5
             self.strikes_from_the_start = False
         random = self.random
-        self.is_synced = random.random() < SYNCED_SHARE
+        self.is_synced = random.random() < 0.75
         hosts = [Host(self.world, self.network, f"node-{n}", f"10.0.0.{n}") for n in range(1, self.node_count + 1)]
         lag_ms_max = random.choice((1_000, 3_000))
         for node_id, host in enumerate(hosts, 1):
             peers = tuple(
-                Peer(id=other, internal=f"{there.address}:{INTERNAL_PORT}")
+                Peer(id=other, internal=f"{there.address}:5092")
                 for other, there in enumerate(hosts[: self.founder_count], 1)
                 if other != node_id
             )
@@ -100,7 +91,7 @@ class ThreeNodes(Scenario):
         Auditor(self.world, self.nodes, AUDITED).check()
 
     def draws_lone_cut(self) -> bool:
-        return self.world.random("lone-cut").random() < LONE_CUT_SHARE
+        return self.world.random("lone-cut").random() < 0.15
 
     def draw_workload(self) -> WorkloadSettings:
         # Under `replicated`, records on a single replica are lost with its machine's memory.
@@ -137,7 +128,7 @@ class ThreeNodes(Scenario):
             return True
         tracker, damaged = self.nemesis.damage, self.nemesis.damage.damaged
         what = f"{damaged.host.name} is whole again"
-        return self._reaches(WHOLE_S_MAX, tracker.has_recovered, what, lambda: tracker.missing_from(damaged))
+        return self._reaches(SETTLED_S_MAX, tracker.has_recovered, what, lambda: tracker.missing_from(damaged))
 
     def _audited(self) -> list[tuple[str, int]]:
         """Return the partitions of the audited topics in the newest image."""
@@ -160,9 +151,9 @@ class ThreeNodes(Scenario):
         before = -1
         while (replicated := self._records_replicated()) > before:
             before = replicated
-            if self.world.run(self.world.now + IN_SYNC_S_MAX, self._all_in_sync, self._events_max):
+            if self.world.run(self.world.now + SETTLED_S_MAX, self._all_in_sync):
                 return True
-        return self._reaches(IN_SYNC_S_MAX, self._all_in_sync, "all replicas are in sync", self._lagging)
+        return self._reaches(SETTLED_S_MAX, self._all_in_sync, "all replicas are in sync", self._lagging)
 
     def _records_replicated(self) -> int:
         return sum(hosted.log_end_offset for key in self._audited() for _, hosted, _ in self._copies(*key))
@@ -214,7 +205,7 @@ class BadDisks(ThreeNodes):
         else:
             self._kinds = ["fail_disk", "hang_disk", *beside]
         if self._trouble == SICK:
-            self.busy_s = SICK_BUSY_S
+            self.busy_s = 22.0
         self.strikes_from_the_start = False
         super().build()
 
@@ -244,17 +235,17 @@ class FiveNodes(ThreeNodes):
 
     def build(self) -> None:
         drawn = self.world.random("five-nodes")
-        self.founder_count = drawn.choice((FOUNDERS_BEFORE_A_JOIN, self.node_count))
+        self.founder_count = drawn.choice((4, self.node_count))
         self._order = drawn.sample(range(1, self.node_count + 1), self.node_count)
         self._is_resized = drawn.random() < 0.5
         kinds = sorted(CLUSTER_FAULTS)
         self._kinds = drawn.sample(kinds, drawn.randint(1, 3)) + drawn.sample(sorted(FILE_FAULTS), drawn.randint(0, 2))
-        if drawn.random() < SICK_SHARE:
+        if drawn.random() < 0.3:
             self._kinds += ["fail_disk", "hang_disk"]
         super().build()
         if self.founder_count < self.node_count:
             self.absent.append(self.nodes[-1])
-            self.world.after(drawn.uniform(*JOINS_AFTER_S), self._join)
+            self.world.after(drawn.uniform(0.5, 3.0), self._join)
 
     def _join(self) -> None:
         for node in self.absent:
@@ -283,7 +274,7 @@ class FiveNodes(ThreeNodes):
             return ()
         configured = int(settings.topic_configs["min.insync.replicas"])
         min_insync = (configured, 1, 2, 3) if self.is_synced else (2, 3)
-        return (ResizeOperator("r0", self.service(), TOPIC, self.nodes, min_insync),)
+        return (ResizeOperator("r0", self.service(), self.nodes, min_insync),)
 
     def make_nemesis(self, targets: Targets) -> ClusterNemesis:
         return LoneCut(targets) if self.has_lone_cut else DiskNemesis(targets, self._kinds)

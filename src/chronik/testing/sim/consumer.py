@@ -6,29 +6,19 @@ import asyncio
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
-from chronik.testing.sim.client import Service, SimClient
+from chronik.testing.sim.client import EARLIEST, LATEST, TOPIC, Service, SimClient, fetch, list_offset
 from chronik.testing.sim.history import PartitionHistory
-from chronik.testing.sim.requests import EARLIEST, LATEST, fetch, list_offset
-from chronik.wire.errors import ErrorCode, KafkaError
-
-REREAD_SHARE = 0.02
+from chronik.wire.errors import KafkaError
 
 
 class SimConsumer(SimClient):
     """Follows the end of one partition."""
 
     def __init__(
-        self,
-        name: str,
-        service: Service,
-        topic: str,
-        partition: int,
-        *,
-        max_bytes: int = 256 * 1024,
-        max_wait_ms: int = 0,
+        self, name: str, service: Service, partition: int, max_bytes: int = 256 * 1024, max_wait_ms: int = 0
     ) -> None:
         super().__init__(name, service)
-        self.partition: PartitionHistory = service.history.partition(topic, partition)
+        self.partition: PartitionHistory = service.history.partition(TOPIC, partition)
         self.position = 0
         self.records_read = 0
         self._max_bytes = max_bytes
@@ -40,12 +30,12 @@ class SimConsumer(SimClient):
             try:
                 await self._follow(connection)
             except (ClientError, KafkaError) as error:
-                self._check(error)
+                self.failed(error, self.partition.name)
                 await self.pause()
 
     async def _follow(self, connection: Connection) -> None:
         while not self.is_finishing:
-            if self.random.random() < REREAD_SHARE:
+            if self.random.random() < 0.02:
                 self.position = self.random.randint(0, self.position)
             await self._read(connection)
             if self.random.random() < 0.2:
@@ -58,11 +48,6 @@ class SimConsumer(SimClient):
         )
         self.records_read += self.position - before
 
-    def _check(self, error: ClientError | KafkaError) -> None:
-        if isinstance(error, KafkaError) and error.code is ErrorCode.offset_out_of_range:
-            self.partition.out_of_range(self.position, self.name)
-        self.failed(error, self.partition.name)
-
 
 class FinalReader(SimConsumer):
     """Reads the partition from beginning to end, after all writes have stopped."""
@@ -70,18 +55,15 @@ class FinalReader(SimConsumer):
     async def work(self) -> None:
         end_offset = await self.insist(self._end_offset)
         while self.position < end_offset and self.world.violation is None:
-            connection = await self.leader(*self.partition.name)
             before = self.position
-            try:
-                await self._read(connection)
-            except (ClientError, KafkaError) as error:
-                self._check(error)
-                await self.pause()
-                continue
+            await self.insist(self._read_from_leader, self.partition.name)
             if self.position == before:
                 self.world.violated(f"{self.partition.name} ends at {end_offset}, and nothing is read at {before}")
         # Unanswered produce requests may have been appended meanwhile.
         self._compare(max(end_offset, self.position))
+
+    async def _read_from_leader(self) -> None:
+        await self._read(await self.leader(*self.partition.name))
 
     async def _end_offset(self) -> int:
         known_end = self.partition.end_seen
@@ -101,9 +83,9 @@ class FinalReader(SimConsumer):
 class SimObserver(SimClient):
     """Queries only the start and end offsets of every partition: the answers must never go backwards."""
 
-    def __init__(self, name: str, service: Service, topic: str, partitions: int, pause_s: float) -> None:
+    def __init__(self, name: str, service: Service, partitions: int, pause_s: float) -> None:
         super().__init__(name, service)
-        self._partitions = [service.history.partition(topic, partition) for partition in range(partitions)]
+        self._partitions = [service.history.partition(TOPIC, partition) for partition in range(partitions)]
         self._pause_s = pause_s
 
     async def work(self) -> None:

@@ -30,8 +30,6 @@ class DamageTracker:
     def files(self, node: SimNode) -> NodeFiles:
         return NodeFiles(node.host, node.config.data_folder, node.config.node_id)
 
-    # -- damage --------------------------------------------------------------------------------------------------------
-
     def may_damage(self, node: SimNode) -> bool:
         """Return whether the cluster can lose this node's files. The node must be ready, so that its image counts."""
         if self.damaged is node and node.is_ready:
@@ -51,8 +49,6 @@ class DamageTracker:
             for partition in topic.partitions
             if node_id in partition.replicas
         )
-
-    # -- recovery ------------------------------------------------------------------------------------------------------
 
     def has_recovered(self) -> bool:
         """Return whether no node is damaged. This reads all files of a node, so it is done only every `CHECK_S`."""

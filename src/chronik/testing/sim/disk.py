@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,26 +35,15 @@ WRITES = SYNCS | {
 """The operations that a failing or hanging device affects."""
 
 
-@dataclass(slots=True)
-class DiskSpeed:
-    """The speed of a device; drawn for each machine, reduced by faults."""
-
-    sync_s: float
-    """Mean duration of a sync."""
-    cold_share: float
-    """The share of reads that miss the page cache."""
-
-    @staticmethod
-    def drawn(random: Random) -> DiskSpeed:
-        return DiskSpeed(sync_s=random.choice((200e-6, 1e-3, 4e-3, 12e-3)), cold_share=random.choice((0.0, 0.05, 0.3)))
-
-
 class SimDisk:
-    """The device: its tree, its speed, and its current faults."""
+    """The device: its tree, its speed (drawn for each machine, reduced by faults), and its current faults."""
 
-    def __init__(self, host: Host, speed: DiskSpeed, random: Random) -> None:
-        self.speed = speed
-        self.random = random
+    def __init__(self, host: Host, machine: Random) -> None:
+        self.usual_sync_s = machine.choice((200e-6, 1e-3, 4e-3, 12e-3))
+        """Mean duration of a sync."""
+        self.cold_share = machine.choice((0.0, 0.05, 0.3))
+        """The share of reads that miss the page cache."""
+        self.random = host.world.random(f"{host.name}:disk")
         self.slowness = 1.0
         self.root = FolderNode()
         self.capacity_bytes: int | None = None
@@ -74,7 +62,7 @@ class SimDisk:
 
     @property
     def sync_s(self) -> float:
-        return self.speed.sync_s * self.slowness
+        return self.usual_sync_s * self.slowness
 
     def fill(self, left_bytes: int) -> None:
         """Fill the device with other data until only `left_bytes` are free."""
@@ -118,9 +106,6 @@ class SimDisk:
     def process_ended(self) -> None:
         self.locks.clear()
         self.root.forget_doubtful()
-
-    def lose_power(self) -> None:
-        self.root.lose_power(self.random)
 
 
 class ProcessDisk:
@@ -229,19 +214,12 @@ class ProcessDisk:
 
     def exists(self, path: str) -> bool:
         self.process.check_alive()
-        try:
-            folder, name = self._parent(path)
-        except FileNotFoundError:
-            return False
-        return name in folder.names
+        parent, _, name = path.rpartition("/")
+        folder = self.device.root.folder(parent)
+        return folder is not None and name in folder.names
 
     def size(self, path: str) -> int:
-        self.process.check_alive()
-        folder, name = self._parent(path)
-        node = folder.names.get(name)
-        if not isinstance(node, FileNode):
-            _no_such(path)
-        return len(node.cached)
+        return self.open(path).size()
 
     def rmtree(self, path: str) -> None:
         folder = self._folder(path)
@@ -303,7 +281,7 @@ class SimFile:
 
     def pread_cached(self, at: int, size: int) -> bytes | None:
         device = self._disk.device
-        if device.random.random() < device.speed.cold_share:
+        if device.random.random() < device.cold_share:
             return None
         return self.pread(at, size)
 
@@ -327,16 +305,17 @@ class SimFile:
 
     def truncate(self, size: int) -> None:
         self._begin("disk.truncate")
-        if self._disk.device.lacks(size - len(self.node.cached)):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.node.change(Resize(size))
+        self._resize(size)
 
     def allocate(self, size: int) -> None:
         self._begin("disk.allocate")
+        if size > len(self.node.cached):
+            self._resize(size)
+
+    def _resize(self, size: int) -> None:
         if self._disk.device.lacks(size - len(self.node.cached)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if size > len(self.node.cached):
-            self.node.change(Resize(size))
+        self.node.change(Resize(size))
 
     def close(self) -> None:
         self._disk.process.check_alive()

@@ -6,8 +6,7 @@ between. `DamageTracker` decides which node's files may be damaged: one node's a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis
 from chronik.testing.sim.damage import DamageTracker
@@ -34,17 +33,11 @@ LATER_S = (0.5, 3.0)
 LAGGING_SHARE = 0.4
 LAGGING_S = (2.5, 4.0)
 """Longer than a session: the other nodes continue without a node that is down for this long."""
-WHOLE_LATER_S = (2.0, 6.0)
-COPIES_KEPT = 3
-RETRY_S = 0.3
 TRIES_MAX = 8
-WITHOUT_STORES_S = (2.0, 5.0)
 STORE_AGE_S = (0.3, 3.0)
 """The age of a Raft store that is restored from a copy."""
 STORE_REFUSED_S = (2.0, 4.0)
 """After this long an operator removes a store that the node refuses to start with, as its error advises."""
-SICK_FROM_S = (0.5, 2.0)
-SICK_S = 18.0
 
 
 class DiskNemesis(ClusterNemesis):
@@ -62,14 +55,11 @@ class DiskNemesis(ClusterNemesis):
         self._is_waiting = False
         """Whether a file fault waits until it is allowed: no other fault is injected until then."""
 
-    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
-        return {
-            **super()._faults_by_name(),
-            **{kind: partial(self._damage_files, kind) for kind in FILE_FAULTS},
-            "lose_all_stores": self._lose_all_stores,
-            "fail_disk": self._fail_disk,
-            "hang_disk": self._hang_disk,
-        }
+    def _inject(self, kind: str, node: SimNode) -> None:
+        if kind in FILE_FAULTS:
+            self._damage_files(kind, node)
+        else:
+            super()._inject(kind, node)
 
     def end(self) -> None:
         self._put_stores_back()
@@ -95,7 +85,7 @@ class DiskNemesis(ClusterNemesis):
                 return
             if kind == "roll_back" and node.is_ready and not node.copies:
                 self._kill(node)  # `_start` copies its folder before it runs again
-            self._world.after(RETRY_S, self._damage_files, kind, node, tries - 1)
+            self._world.after(0.3, self._damage_files, kind, node, tries - 1)
         elif kind == "roll_back":
             self._roll_back(victim)
         elif kind in ("lose_store", "lose_node"):
@@ -139,7 +129,12 @@ class DiskNemesis(ClusterNemesis):
         return kind != "roll_back" or (bool(_older_copies(node)) and self._others_remember(node))
 
     def _damage_log(self, kind: str, node: SimNode, lagging: SimNode | None) -> None:
-        down = self._take_down(node) if lagging is None else self._take_all_down()
+        if lagging is None:
+            down = self._take_down(node)
+        else:
+            down = list(self._nodes)
+            for each in down:
+                each.kill()  # after a kill, the files show how far they had come
         files = self.damage.files(node)
         exposed = files.exposed()
         if exposed:
@@ -205,7 +200,7 @@ class DiskNemesis(ClusterNemesis):
     def _start(self, node: SimNode) -> None:
         if "roll_back" in self._faults and not node.is_up and self.damage.files(node).exist:
             node.copies.append((node.starts, self.damage.files(node).copy()))
-            del node.copies[:-COPIES_KEPT]
+            del node.copies[:-3]
         super()._start(node)
 
     def _begin_anew(self, kind: str, node: SimNode) -> None:
@@ -238,7 +233,7 @@ class DiskNemesis(ClusterNemesis):
         self._world.note("all nodes lost their Raft stores")
         for each in self._nodes:
             self._start_later(each)
-        self._world.after(self._random.uniform(*WITHOUT_STORES_S), self._put_stores_back)
+        self._world.after(self._random.uniform(2.0, 5.0), self._put_stores_back)
 
     def _put_stores_back(self) -> None:
         stores, self._stores = self._stores, []
@@ -258,12 +253,6 @@ class DiskNemesis(ClusterNemesis):
             self._crash(each)
         return down
 
-    def _take_all_down(self) -> list[SimNode]:
-        """Kill all nodes: after a kill, the files show how far they had come."""
-        for each in self._nodes:
-            each.kill()
-        return list(self._nodes)
-
     def _crash(self, node: SimNode) -> None:
         if self._random.random() < 0.5 and self._may_lose(node) and node.host.is_powered:
             node.power_off()
@@ -273,7 +262,7 @@ class DiskNemesis(ClusterNemesis):
     def _bring_up(self, node: SimNode, down: Sequence[SimNode], lagging: SimNode | None = None) -> None:
         """Start all nodes that are down: the damaged node last, or early with just enough others for a majority."""
         if lagging is not None:
-            later_s = self._random.uniform(*WHOLE_LATER_S)
+            later_s = self._random.uniform(2.0, 6.0)
             for each in down:
                 self._world.after(0.0 if each in (node, lagging) else later_s, self._start_later, each)
             return
@@ -296,7 +285,7 @@ class DiskNemesis(ClusterNemesis):
             self.counts["fail_disk"] -= 1
             self._fault("hang_disk", node)()
             return
-        seconds = self._sick_s()
+        seconds = self._duration_s()
         self._world.note(f"{node.host.name} cannot write to its disk for {seconds:.1f} s")
         node.host.disk.is_failing = True
         self._world.after(seconds, self._disk_is_well, node)
@@ -310,13 +299,10 @@ class DiskNemesis(ClusterNemesis):
 
     def _hang_disk(self, node: SimNode) -> None:
         """Block executor jobs; in some runs, syncs or all writes in the loop block as well."""
-        seconds = self._sick_s()
+        seconds = self._duration_s()
         holds_up = self._random.choice((frozenset[str](), SYNCS, WRITES))
         self._world.note(f"{node.host.name} has a disk that hangs for {seconds:.1f} s")
         node.host.disk.hang(seconds, holds_up)
-
-    def _sick_s(self) -> float:
-        return self._duration_s()
 
 
 def _older_copies(node: SimNode) -> list[FolderNode]:
@@ -332,7 +318,7 @@ class SickDisk(DiskNemesis):
         self._availability = availability
 
     def begin(self, until_s: float, pause_s: float) -> None:
-        self._world.after(self._random.uniform(*SICK_FROM_S), self._sicken)
+        self._world.after(self._random.uniform(0.5, 2.0), self._sicken)
 
     def end(self) -> None:
         self._availability.end()
@@ -346,5 +332,5 @@ class SickDisk(DiskNemesis):
         self._fault(kind, node)()
         self._availability.begin(f"{kind} at {node.host.name}")
 
-    def _sick_s(self) -> float:
-        return SICK_S
+    def _duration_s(self) -> float:
+        return 18.0

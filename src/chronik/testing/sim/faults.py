@@ -1,19 +1,28 @@
 """The nemesis: which faults occur, when, and how they are repaired.
 
 Most crashes occur at a crash point (a sync begins or completes, a segment arrives, a file was renamed) and not at an
-arbitrary time: that is where bugs are.
+arbitrary time: that is where bugs are. Disk, threads and network report their own crash points. Those in the node's
+code wrap its functions for the duration of a run: the node does not know of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
+from unittest.mock import patch
 
-from chronik.testing.sim.crash_points import NODE_POINTS
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.replicas.partition import Partition
+from chronik.raft.node import RaftNode
+from chronik.replication.isr import InSyncReplicas
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.world import World
 
 FAULTS: Mapping[str, int] = {
     "kill": 5,
@@ -31,11 +40,50 @@ FAULTS: Mapping[str, int] = {
 
 CRASHES = ("kill", "power", "pause", "freeze", "kill_all", "power_all")
 """Faults that may wait for a crash point."""
-CRASH_POINT_SHARE = 0.75
 CRASH_POINT_WAIT_S = 0.4
-SECOND_CRASH_SHARE = 0.4
-DOWN_S_MAX = 0.3
-SOON_S = 0.4
+
+NODE_POINTS: Mapping[str, int] = {
+    "job.submitted": 4,
+    "job.done": 2,
+    "job.reported": 2,
+    "segment.arrived": 2,
+    "disk.write": 2,
+    "disk.written": 4,
+    "disk.sync": 4,
+    "disk.synced": 2,
+    "disk.sync_dir": 1,
+    "disk.synced_dir": 1,
+    "disk.create": 1,
+    "disk.rename": 1,
+    "disk.renamed": 1,
+    "disk.remove": 1,
+    "disk.removed": 1,
+    "disk.truncate": 1,
+}
+"""The crash points of disk, threads and network, each with its weight."""
+BEFORE = True
+ANSWERED = "raft.answered"
+WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
+    (Partition, "append", not BEFORE, "partition.appended"),
+    (Partition, "append_fetched", not BEFORE, "partition.replicated"),
+    (Partition, "synced", BEFORE, "partition.synced"),
+    (Partition, "_watermark_rose", BEFORE, "partition.committed"),
+    (Partition, "truncation_ended", not BEFORE, "partition.truncated"),
+    (Partition, "_lead", not BEFORE, "partition.leads"),
+    (Partition, "_follow", not BEFORE, "partition.follows"),
+    (InSyncReplicas, "propose", not BEFORE, "isr.proposed"),
+    (InSyncReplicas, "committed_as", not BEFORE, "isr.committed"),
+    (RaftNode, "persisted", BEFORE, "raft.persisted"),
+    (RaftService, "_persisted", not BEFORE, ANSWERED),
+)
+"""Each function, whether its crash point comes before or after it, and the crash point's name.
+
+partition.synced, raft.persisted: the data is durable, but not yet reported. partition.truncated: records that the new
+leader lacks are removed, and nothing was fetched in their place. isr.proposed: the leader relies on an ISR change that
+the controller has not received. raft.answered: persisted state was reported, for example a vote.
+"""
+
+CLUSTER_POINTS: Mapping[str, int] = {**NODE_POINTS, **{name: 2 for *_, name in WRAPPED}}
 
 
 @dataclass(slots=True)
@@ -56,7 +104,6 @@ class Targets:
     network: Network
     nodes: Sequence[SimNode]
     clients: Sequence[Host]
-    topic: str
     mortal: SimNode | None = None
     """If given, only this node may lose unsynced writes."""
 
@@ -67,7 +114,7 @@ class Nemesis:
     def __init__(
         self, targets: Targets, faults: Mapping[str, int] = FAULTS, points: Mapping[str, int] = NODE_POINTS
     ) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self._world = targets.network.world
         self._network = targets.network
         self._nodes = targets.nodes
@@ -106,15 +153,13 @@ class Nemesis:
             node.host.disk.sync_error_share = 0.0
             node.start_when_down()
 
-    # -- injection -----------------------------------------------------------------------------------------------------
-
     def _strike(self) -> None:
         if self._is_over:
             return
         node = self._victim()
         kind = self._random.choices(list(self._faults), list(self._faults.values()))[0]
         carry_out = self._fault(kind, node)
-        if kind in CRASHES and self._random.random() < CRASH_POINT_SHARE:
+        if kind in CRASHES and self._random.random() < 0.75:
             self._arm(node, self._random.randint(1, 8), carry_out)
         else:
             carry_out()
@@ -143,30 +188,16 @@ class Nemesis:
             strike.carry_out()
 
     def _fault(self, kind: str, node: SimNode) -> Callable[[], None]:
-        fault = self._faults_by_name()[kind]
-
         def carry_out() -> None:
             if not self._is_over:
-                self.counts[kind] = self.counts.get(kind, 0) + 1
-                fault(node)
+                self.counts[kind] += 1
+                self._inject(kind, node)
 
         return carry_out
 
-    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
-        return {
-            "kill": self._kill,
-            "power": self._power,
-            "stop": self._stop,
-            "pause": self._pause,
-            "full": self._full,
-            "slow": self._slow,
-            "sync_error": self._sync_error,
-            "cut": self._cut,
-            "reset": self._reset,
-            "silence": self._silence,
-        }
-
-    # -- faults --------------------------------------------------------------------------------------------------------
+    def _inject(self, kind: str, node: SimNode) -> None:
+        """Each fault is a method: `_kill` for "kill"."""
+        getattr(self, f"_{kind}")(node)
 
     def _kill(self, node: SimNode) -> None:
         node.kill()
@@ -178,28 +209,30 @@ class Nemesis:
         self._start_later(node)
 
     def _start_later(self, node: SimNode) -> None:
-        self._world.after(self._random.random() * DOWN_S_MAX, self._start, node)
+        self._world.after(self._random.random() * 0.3, self._start, node)
 
     def _start(self, node: SimNode) -> None:
         if self._is_over:
             return
         node.host.resume()
         node.start_when_down()
-        if self._random.random() < SECOND_CRASH_SHARE:
+        if self._random.random() < 0.4:
             if self._random.random() < 0.5:
                 kind = self._random.choice(("kill", "power"))
                 self._arm(node, self._random.randint(1, 30), self._fault(kind, node))
             else:
                 # Soon after recovery, to expose data that recovery assumed durable but did not sync.
-                self._world.after(self._random.random() * SOON_S, self._fault("power", node))
+                self._world.after(self._random.random() * 0.4, self._fault("power", node))
 
     def _stop(self, node: SimNode) -> None:
         node.stop()
         self._start_later(node)
 
     def _pause(self, node: SimNode) -> None:
-        pause_s = self._random.expovariate(1.0) * 0.5
-        self._world.note(f"{node.host.name} is paused for {pause_s:.3f} s")
+        self._hold(node, "paused", self._random.expovariate(1.0) * 0.5)
+
+    def _hold(self, node: SimNode, how: str, pause_s: float) -> None:
+        self._world.note(f"{node.host.name} is {how} for {pause_s:.3f} s")
         node.host.pause()
         self._world.after(pause_s, node.host.resume)
 
@@ -234,11 +267,13 @@ class Nemesis:
         duration_s = self._random.expovariate(1.0) * 0.8
         for other in self._random.sample(others, self._random.randint(1, len(others))):
             if way != "out":
-                self._network.cut(other, node.host)
-                self._world.after(duration_s, self._network.heal, other, node.host)
+                self._cut_link(other, node.host, duration_s)
             if way != "in":
-                self._network.cut(node.host, other)
-                self._world.after(duration_s, self._network.heal, node.host, other)
+                self._cut_link(node.host, other, duration_s)
+
+    def _cut_link(self, source: Host, target: Host, duration_s: float) -> None:
+        self._network.cut(source, target)
+        self._world.after(duration_s, self._network.heal, source, target)
 
     def _reset(self, node: SimNode) -> None:
         count = self._network.reset_some(node.host, self._random.random())
@@ -247,3 +282,26 @@ class Nemesis:
     def _silence(self, node: SimNode) -> None:
         count = self._network.silence_some(node.host, self._random.random())
         self._world.note(f"{count} connections of {node.host.name} fall silent")
+
+
+@contextmanager
+def crash_points(world: World) -> Iterator[None]:
+    """Enable the crash points within the block."""
+    with ExitStack() as enabled:
+        for owner, name, is_before, point in WRAPPED:
+            wrapped = _wrapped(world, getattr(owner, name), is_before, point)
+            enabled.enter_context(patch.object(owner, name, wrapped))
+        yield
+
+
+def _wrapped(world: World, original: Callable[..., Any], is_before: bool, point: str) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        process = world.running
+        if process is not None and is_before:
+            process.reached(point)
+        result = original(*args, **kwargs)
+        if process is not None and not is_before:
+            process.reached(point)
+        return result
+
+    return wrapped

@@ -83,36 +83,26 @@ class PartitionHistory:
     def read(self, offset: int, value: bytes | None, reader: str) -> None:
         name = RecordName.of(value)
         if name is None or name not in self._sent:
-            self._violated(f"{reader} read a record at offset {offset} that no producer sent: {value!r:.60}")
+            self.violated(f"{reader} read a record at offset {offset} that no producer sent: {value!r:.60}")
             return
         self._place(offset, name, f"read by {reader}")
 
     def end_received(self, end_offset: int, known_at_request: int, reader: str) -> None:
         """Check the end offset for consumers (the high watermark) that a client received."""
         if end_offset < known_at_request:
-            self._violated(f"{reader} received end offset {end_offset} after {known_at_request}")
+            self.violated(f"{reader} received end offset {end_offset} after {known_at_request}")
         self.end_seen = max(self.end_seen, end_offset)
-
-    def skipped(self, position: int, offset: int, end_offset: int, reader: str) -> None:
-        self._violated(f"{reader} expected offset {position} and got {offset} of a log that ends at {end_offset}")
-
-    def damaged(self, position: int, why: str, reader: str) -> None:
-        self._violated(f"{reader} got a damaged batch at offset {position}: {why}")
-
-    def out_of_range(self, position: int, reader: str) -> None:
-        """Report a violation: no record is ever deleted here, so a valid position stays valid."""
-        self._violated(f"{reader} got OFFSET_OUT_OF_RANGE at {position}")
 
     def _place(self, offset: int, name: RecordName, how: str) -> None:
         known = self.records.get(offset)
         if known == name:
             return
         if known is not None:
-            self._violated(f"offset {offset} held {known}, now {name} is {how} there")
+            self.violated(f"offset {offset} held {known}, now {name} is {how} there")
             return
         elsewhere = self.offsets.get(name)
         if elsewhere is not None:
-            self._violated(f"{name} is at offset {elsewhere}, now also {how} at {offset}")
+            self.violated(f"{name} is at offset {elsewhere}, now also {how} at {offset}")
             return
         self.records[offset] = name
         self.offsets[name] = offset
@@ -124,10 +114,10 @@ class PartitionHistory:
         before = self.offsets[RecordName(name.stream, numbers[at - 1])] if at else -1
         after = self.offsets[RecordName(name.stream, numbers[at])] if at < len(numbers) else offset + 1
         if not before < offset < after:
-            self._violated(f"{name} is {how} at {offset}, its neighbours in the stream at {before} and {after}")
+            self.violated(f"{name} is {how} at {offset}, its neighbours in the stream at {before} and {after}")
         numbers.insert(at, name.number)
 
-    def _violated(self, what: str) -> None:
+    def violated(self, what: str) -> None:
         self._world.violated(f"{self.name}: {what}")
 
 
@@ -239,7 +229,10 @@ class History:
         self._groups: dict[tuple[str, TopicPartition], GroupHistory] = {}
         self._ownerships: dict[str, GroupOwnership] = {}
         self._producer_ids: dict[tuple[int, int], str] = {}
-        self.group_names: list[str] = []
+
+    @property
+    def group_names(self) -> list[str]:
+        return list(dict.fromkeys(group for group, _ in self._groups))
 
     def partition(self, topic: str, partition: int) -> PartitionHistory:
         name = TopicPartition(topic, partition)
@@ -254,8 +247,6 @@ class History:
         key = (group, TopicPartition(topic, partition))
         if key not in self._groups:
             self._groups[key] = GroupHistory(self.world, f"group {group}, {key[1]}")
-            if group not in self.group_names:
-                self.group_names.append(group)
         return self._groups[key]
 
     def ownership(self, group: str) -> GroupOwnership:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chronik.testing.sim.disk import DiskSpeed, SimDisk
+from chronik.testing.sim.disk import SimDisk
 from chronik.testing.sim.loop import SimLoop
 from chronik.testing.sim.threads import SimExecutor
 from chronik.testing.sim.world import World
@@ -42,10 +42,6 @@ class Clock:
 
     def monotonic_s(self) -> float:
         return self.offset_s + self.world.now * self.rate
-
-    def step_wall(self, step_ms: int) -> None:
-        """Set the wall clock forward or back."""
-        self.wall_offset_ms += step_ms
 
     def run_at(self, rate: float) -> None:
         """Change the rate of both clocks from now on; neither jumps."""
@@ -159,7 +155,7 @@ class Host:
             offset_s=random.uniform(0.0, CLOCK_OFFSET_S_MAX),
             wall_offset_ms=random.randint(-WALL_OFFSET_MS_MAX, WALL_OFFSET_MS_MAX),
         )
-        self.disk = SimDisk(self, DiskSpeed.drawn(random), world.random(f"{name}:disk"))
+        self.disk = SimDisk(self, random)
         self.is_powered = True
         self.boots = 1
         self.process: Process | None = None
@@ -181,7 +177,7 @@ class Host:
         process = self.process
         if process is not None and process.is_alive:
             process.end()
-            self.network.process_ended(process)
+            self.network.process_ended(self)
             self.disk.process_ended()
 
     def power_off(self) -> None:
@@ -191,7 +187,7 @@ class Host:
         self.is_powered = False
         self.network.machine_lost(self)
         self.disk.process_ended()
-        self.disk.lose_power()
+        self.disk.root.lose_power(self.disk.random)
 
     def power_on(self) -> None:
         self.is_powered = True

@@ -15,7 +15,6 @@ from concurrent.futures import Executor
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from chronik.testing.sim.threads import SimExecutor
 from chronik.testing.sim.world import SimulationFault
 
 if TYPE_CHECKING:
@@ -38,10 +37,10 @@ class SimTask(asyncio.Task[T]):
     """
 
     def __init__(
-        self, serial: int, coro: Coroutine[Any, Any, T] | Generator[Any, None, T], loop: SimLoop, name: str | None
+        self, serial: int, coro: Coroutine[Any, Any, T] | Generator[Any, None, T], name: str | None, **more: Any
     ) -> None:
         self._serial = serial
-        super().__init__(coro, loop=loop, name=name or f"task-{serial}")
+        super().__init__(coro, name=name or f"task-{serial}", **more)
 
     def __hash__(self) -> int:
         return self._serial
@@ -183,14 +182,11 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         if self.world.in_thread:
             self._refuse("call_soon")
-        return self._soon(callback, args, context)
+        return self.call_soon_threadsafe(callback, *args, context=context)
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        return self._soon(callback, args, context)
-
-    def _soon(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         if self.process.is_alive:
             self._ready.append(handle)
@@ -236,10 +232,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             coro.close()
             self.process.check_alive()
         self._task_count += 1
-        if context is None:
-            task: SimTask[T] = SimTask(self._task_count, coro, self, name)
-        else:
-            task = context.run(SimTask, self._task_count, coro, self, name)
+        task = SimTask(self._task_count, coro, name, loop=self, context=context)
         self._tasks.append(task)
         if len(self._tasks) % 1024 == 0:
             self._tasks = [known for known in self._tasks if not known.done()]
@@ -248,7 +241,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        if not isinstance(executor, SimExecutor) or executor is not self.process.executor:
+        if executor is not self.process.executor:
             self._refuse("run_in_executor with another executor than the environment's")
         future: asyncio.Future[T] = self.create_future()
         self.process.executor.start(future, func, args)

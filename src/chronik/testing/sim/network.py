@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from chronik.testing.sim.transport import SimTransport
@@ -39,16 +40,6 @@ class Link:
     """All held packets have arrived by this time; later packets do not overtake them."""
 
 
-class SimSocket:
-    """The part of a socket that a server exposes."""
-
-    def __init__(self, address: str, port: int) -> None:
-        self._name = (address, port)
-
-    def getsockname(self) -> tuple[str, int]:
-        return self._name
-
-
 class Listener(asyncio.AbstractServer):
     """A bound port; refuses connections until `start_serving`."""
 
@@ -57,8 +48,8 @@ class Listener(asyncio.AbstractServer):
     ) -> None:
         self.process = process
         self.factory = factory
-        self.port = port
-        self.sockets = (SimSocket(process.host.address, port),)
+        self.address = (process.host.address, port)
+        self.sockets = (SimpleNamespace(getsockname=lambda: self.address),)
         self._network = network
         self._is_serving = False
 
@@ -68,18 +59,9 @@ class Listener(asyncio.AbstractServer):
     def is_serving(self) -> bool:
         return self._is_serving and self.process.is_alive
 
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self.process.loop
-
     def close(self) -> None:
         self._is_serving = False
         self._network.unbind(self)
-
-    async def serve_forever(self) -> None:
-        raise NotImplementedError
-
-    async def wait_closed(self) -> None:
-        return
 
     def accept(self, transport: SimTransport) -> None:
         """Accept a new connection from the kernel; runs in the process's loop."""
@@ -114,19 +96,16 @@ class Network:
             self._links[key] = Link(latency_s, latency_s * self.random.random())
         return self._links[key]
 
-    def latency_s(self, source: Host, target: Host) -> float:
-        link = self.link(source, target)
-        # Sometimes a packet is lost and arrives by retransmission.
-        lost_s = 0.2 if self.random.random() < 0.0005 else 0.0
-        return link.latency_s + self.random.random() * link.jitter_s + lost_s
-
     def carry(self, source: Host, target: Host, arrive: Callable[[], None], not_before_s: float = 0.0) -> float:
         """Call `arrive` after the link's latency; hold it while the link is cut. Return the earliest arrival time."""
         link = self.link(source, target)
         if link.is_cut or link.held:
             link.held.append((arrive, not_before_s))
             return max(not_before_s, self.world.now)
-        when_s = max(not_before_s, link.not_before_s, self.world.now + self.latency_s(source, target))
+        # Sometimes a packet is lost and arrives by retransmission.
+        lost_s = 0.2 if self.random.random() < 0.0005 else 0.0
+        latency_s = link.latency_s + self.random.random() * link.jitter_s + lost_s
+        when_s = max(not_before_s, link.not_before_s, self.world.now + latency_s)
         self.world.at(when_s, arrive)
         return when_s
 
@@ -157,11 +136,10 @@ class Network:
     def bind(self, process: Process, factory: Callable[[], asyncio.BaseProtocol], address: str, port: int) -> Listener:
         if address != process.host.address:
             raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-        if port == 0:
-            port = self._ephemeral_port()
         if (address, port) in self._listeners:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        listener = self._listeners[(address, port)] = Listener(self, process, factory, port)
+        listener = Listener(self, process, factory, port)  # type: ignore[abstract]  # as much as node code uses
+        self._listeners[address, port] = listener
         return listener
 
     def listener(self, address: str, port: int) -> Listener | None:
@@ -170,13 +148,8 @@ class Network:
         return listener if listener is not None and listener.is_serving() else None
 
     def unbind(self, listener: Listener) -> None:
-        key = (listener.process.host.address, listener.port)
-        if self._listeners.get(key) is listener:
-            del self._listeners[key]
-
-    def _ephemeral_port(self) -> int:
-        self._next_port += 1
-        return self._next_port
+        if self._listeners.get(listener.address) is listener:
+            del self._listeners[listener.address]
 
     async def connect(self, process: Process, address: str, port: int) -> SimTransport:
         """Connect the process to an address and return the transport, without a protocol. Raises as connect(2) does."""
@@ -185,7 +158,8 @@ class Network:
             raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
         source = process.host
         connected: asyncio.Future[SimTransport] = process.loop.create_future()
-        local = (source.address, self._ephemeral_port())
+        self._next_port += 1
+        local = (source.address, self._next_port)
 
         def answer(transport: SimTransport | OSError) -> None:
             process.loop.call_soon_threadsafe(settle, transport)
@@ -230,20 +204,23 @@ class Network:
     def closed(self, transport: SimTransport) -> None:
         self._transports.pop(transport, None)
 
-    def process_ended(self, process: Process) -> None:
-        """Close the dead process's sockets, as the kernel does."""
-        self._drop_listeners(lambda listener: listener.process is process)
-        for transport in [each for each in self._transports if each.process is process]:
+    def _transports_of(self, host: Host) -> list[SimTransport]:
+        return [each for each in self._transports if each.process.host is host]
+
+    def process_ended(self, host: Host) -> None:
+        """Close the sockets of the machine's dead process, as the kernel does."""
+        self._drop_listeners(host)
+        for transport in self._transports_of(host):
             transport.close_socket()
 
     def machine_lost(self, host: Host) -> None:
         """Drop the connections of a machine that lost power, without notice to its peers."""
-        self._drop_listeners(lambda listener: listener.process.host is host)
-        for transport in [each for each in self._transports if each.process.host is host]:
+        self._drop_listeners(host)
+        for transport in self._transports_of(host):
             transport.vanish()
 
-    def _drop_listeners(self, ended: Callable[[Listener], bool]) -> None:
-        self._listeners = {key: listener for key, listener in self._listeners.items() if not ended(listener)}
+    def _drop_listeners(self, host: Host) -> None:
+        self._listeners = {key: each for key, each in self._listeners.items() if each.process.host is not host}
 
     def machine_back(self, host: Host) -> None:
         """Reset peers with unacknowledged data in flight: they retransmit, and the machine's kernel sends a reset."""
@@ -255,7 +232,7 @@ class Network:
     def reset_some(self, host: Host, share: float) -> int:
         """Reset some connections of this machine at both ends, as a middlebox does that forgets them."""
         count = 0
-        for transport in [each for each in self._transports if each.process.host is host]:
+        for transport in self._transports_of(host):
             if self.random.random() < share and not transport.is_gone:
                 transport.arrived_reset()
                 if transport.peer is not None:
@@ -266,7 +243,7 @@ class Network:
     def silence_some(self, host: Host, share: float) -> int:
         """Silence some connections: they stay open at both ends, but carry no more data."""
         count = 0
-        for transport in [each for each in self._transports if each.process.host is host]:
+        for transport in self._transports_of(host):
             if self.random.random() < share and transport.peer is not None:
                 transport.is_silenced = transport.peer.is_silenced = True
                 count += 1

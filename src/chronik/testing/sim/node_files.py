@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
@@ -175,18 +176,17 @@ class NodeFiles:
 
     def put_back(self, copy: FolderNode) -> None:
         """Restore the folder from the copy."""
-        parent, _, name = self._path.rpartition("/")
-        holder = self._root.folder(parent)
-        assert holder is not None
-        holder.change(None, name, copy.copy())
-        self._root.settle()
+        self._replace(copy.copy())
 
     def wipe(self) -> None:
         """Remove the whole folder, as a replaced disk does."""
+        self._replace(None)
+
+    def _replace(self, folder: FolderNode | None) -> None:
         parent, _, name = self._path.rpartition("/")
         holder = self._root.folder(parent)
         if holder is not None:
-            holder.change(name, None, None)
+            holder.change(name, name, folder)
             self._root.settle()
 
     def take_store(self) -> FileNode | None:
@@ -242,30 +242,13 @@ class _CopiedDisk(ProcessDisk):
     """A copy of a machine's files for use outside the simulation: no time passes, and nothing fails."""
 
     def __init__(self, host: Host) -> None:
-        self.device = _CopiedDevice(host.disk.root.copy())  # type: ignore[assignment]
-        self.process = _Nobody()  # type: ignore[assignment]
+        faultless = {"locks": {}, "is_failing": False, "sync_error_share": 0.0, "lacks": lambda more_bytes: 0}
+        device: Any = SimpleNamespace(root=host.disk.root.copy(), **faultless)
+        nobody: Any = SimpleNamespace(check_alive=lambda: None, reached=lambda point: None)
+        self.device, self.process = device, nobody
 
     def begin(self, operation: str, size_bytes: int = 0) -> None:
         return
 
     def sync(self, operation: str) -> None:
-        return
-
-
-class _CopiedDevice:
-    def __init__(self, root: FolderNode) -> None:
-        self.root = root
-        self.locks: dict[FileNode, object] = {}
-        self.is_failing = False
-        self.sync_error_share = 0.0
-
-    def lacks(self, more_bytes: int) -> int:
-        return 0
-
-
-class _Nobody:
-    def check_alive(self) -> None:
-        return
-
-    def reached(self, point: str) -> None:
         return

@@ -13,16 +13,14 @@ from chronik.cli.replica_moves import Partition, Replicas, moves_from
 from chronik.client.brokers import Brokers
 from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.node_files import NodeFiles
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 PREFERRED = 0
-SMALLER_SHARE = 0.2
 REASSIGN_PAUSE_S, RESIZE_PAUSE_S = 0.5, 0.7
-LOOK_S = 0.1
 AWAY_S_MAX = 1.0
 # Errors that the current state of the cluster may cause: another operator moves replicas as well.
 _REFUSED_NOW = (
@@ -41,9 +39,8 @@ _REMOVAL_REFUSED_NOW = (
 class ReassignmentOperator(SimClient):
     """Changes the nodes, order and number of replicas, and elects preferred leaders. Restores the number at its end."""
 
-    def __init__(self, name: str, service: Service, topic: str, partitions: int, replicas: int) -> None:
+    def __init__(self, name: str, service: Service, partitions: int, replicas: int) -> None:
         super().__init__(name, service)
-        self._topic = topic
         self._partitions = partitions
         self._nodes = list(range(1, len(service.bootstrap) + 1))
         self._replicas = replicas
@@ -52,7 +49,7 @@ class ReassignmentOperator(SimClient):
         while not self.is_finishing:
             await self.rest(REASSIGN_PAUSE_S)
             replicas = self.random.sample(self._nodes, self._replicas)
-            if self.random.random() < SMALLER_SHARE:
+            if self.random.random() < 0.2:
                 replicas.pop()
             if self.random.random() < 0.6:
                 partition = self.random.randrange(self._partitions)
@@ -66,7 +63,7 @@ class ReassignmentOperator(SimClient):
         connection = await self.cluster.any_connection(Deadline(REQUEST_TIMEOUT_S))
         reassignment = {"partition_index": partition, "replicas": replicas}
         values = {
-            "topics": [{"name": self._topic, "partitions": [reassignment]}],
+            "topics": [{"name": TOPIC, "partitions": [reassignment]}],
             "timeout": 1000,
             "allow_replication_factor_change": True,
         }
@@ -99,12 +96,9 @@ class ResizeOperator(SimClient):
     configuration is restored.
     """
 
-    def __init__(
-        self, name: str, service: Service, topic: str, nodes: Sequence[SimNode], min_insync: Sequence[int]
-    ) -> None:
+    def __init__(self, name: str, service: Service, nodes: Sequence[SimNode], min_insync: Sequence[int]) -> None:
         """`min_insync` lists the values for the topic's min.insync.replicas; the first one is set at the end."""
         super().__init__(name, service)
-        self._topic = topic
         self._nodes = nodes
         self._min_insync = min_insync
 
@@ -118,10 +112,9 @@ class ResizeOperator(SimClient):
         await self._require_in_sync(self._min_insync[0])
 
     async def _require_in_sync(self, replicas: int) -> None:
-        self.world.note(f"{self._topic} asks for {replicas} replicas in sync")
-        await self.insist(
-            lambda: Topics(self.cluster).alter_configs(self._topic, {"min.insync.replicas": str(replicas)})
-        )
+        self.world.note(f"{TOPIC} asks for {replicas} replicas in sync")
+        configs = {"min.insync.replicas": str(replicas)}
+        await self.insist(lambda: Topics(self.cluster).alter_configs(TOPIC, configs))
 
     async def _remove(self, node: SimNode) -> None:
         node_id = node.config.node_id
@@ -152,7 +145,7 @@ class ResizeOperator(SimClient):
                 await Brokers(self.cluster).move(targets)
             except Exception as error:
                 self.count(error)
-            await asyncio.sleep(LOOK_S * (1 + self.random.random()))
+            await asyncio.sleep(0.1 * (1 + self.random.random()))
         return False
 
     async def _replicas(self) -> dict[Partition, Replicas]:
@@ -165,16 +158,14 @@ class ResizeOperator(SimClient):
 
     async def _unregister(self, node_id: int) -> bool:
         """Unregister the node; return whether that succeeded. It fails if the node got a replica again meanwhile."""
-        unregistered = False
 
-        async def attempt() -> None:
-            nonlocal unregistered
+        async def attempt() -> bool:
             try:
                 await Brokers(self.cluster).unregister(node_id)
-                unregistered = True
             except KafkaError as error:
                 if error.code not in _REMOVAL_REFUSED_NOW:
                     raise
+                return False
+            return True
 
-        await self.insist(attempt)
-        return unregistered
+        return await self.insist(attempt)

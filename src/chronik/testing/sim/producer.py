@@ -13,15 +13,18 @@ from dataclasses import dataclass
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
-from chronik.testing.sim.history import PartitionHistory, RecordName
-from chronik.testing.sim.host import EPOCH_MS
-from chronik.testing.sim.requests import (
+from chronik.testing.sim.client import (
+    REQUEST_TIMEOUT_S,
+    TOPIC,
     TOPIC_NAMES_MAX_VERSION,
+    Service,
+    SimClient,
     init_producer_id,
     produce_request,
     produced_offset,
 )
+from chronik.testing.sim.history import PartitionHistory, RecordName
+from chronik.testing.sim.host import EPOCH_MS
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import KafkaError
@@ -51,9 +54,8 @@ class Batch:
 class SimProducer(SimClient):
     """One producer, with one produce lane for each partition."""
 
-    def __init__(self, name: str, service: Service, topic: str, partitions: int, settings: ProducerSettings) -> None:
+    def __init__(self, name: str, service: Service, partitions: int, settings: ProducerSettings) -> None:
         super().__init__(name, service)
-        self.topic = topic
         self.settings = settings
         self.producer_id = -1
         self.producer_epoch = -1
@@ -61,15 +63,11 @@ class SimProducer(SimClient):
 
     async def work(self) -> None:
         if self.settings.is_idempotent:
-            await self.insist(self._init_producer_id)
+            self.producer_id, self.producer_epoch = await _new_producer_id(self, TOPIC)
         async with asyncio.TaskGroup() as group:
             for partition in range(self._partitions):
-                lane = _ProduceLane(self, self.history.partition(self.topic, partition))
+                lane = _ProduceLane(self, self.history.partition(TOPIC, partition))
                 group.create_task(lane.run(), name=f"{self.name}-{partition}")
-
-    async def _init_producer_id(self) -> None:
-        self.producer_id, self.producer_epoch = await init_producer_id(await self.leader(self.topic, 0))
-        self.history.producer_id_assigned(self.producer_id, self.producer_epoch, self.name)
 
 
 class _ProduceLane:
@@ -100,8 +98,6 @@ class _ProduceLane:
             if self._unacknowledged or not self._producer.is_finishing:
                 await self._producer.pause()
 
-    # -- acks=0 --------------------------------------------------------------------------------------------------------
-
     async def _send_unanswered(self, connection: Connection) -> None:
         version = connection.version(ApiKey.PRODUCE, TOPIC_NAMES_MAX_VERSION)
         try:
@@ -113,8 +109,6 @@ class _ProduceLane:
         except (ClientError, TimeoutError) as error:
             connection.close()
             self._producer.count(error)
-
-    # -- acks=1 and acks=all -------------------------------------------------------------------------------------------
 
     async def _send_and_wait(self, connection: Connection) -> None:
         """Keep the pipeline full until a request fails; then wait for all requests in flight, and return."""
@@ -133,7 +127,8 @@ class _ProduceLane:
                 continue
             batch, answer = in_flight.popleft()
             try:
-                base_offset = await self._outcome(version, answer)
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    base_offset = produced_offset(version, await answer)
             except (ClientError, KafkaError, TimeoutError) as error:
                 if isinstance(error, TimeoutError):
                     connection.close()
@@ -153,22 +148,14 @@ class _ProduceLane:
         first = self._unacknowledged[0].number if self._unacknowledged else self._batches
         return self._batches - first < self._settings.in_flight_max
 
-    async def _outcome(self, version: int, answer: asyncio.Future[memoryview]) -> int:
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            body = await answer
-        return produced_offset(version, body)
-
-    # -- batches -------------------------------------------------------------------------------------------------------
-
     def _next_batch(self) -> Batch:
         settings, random, producer = self._settings, self._random, self._producer
         stream = f"{producer.name}-{self._history.name.partition}"
         if not settings.is_idempotent:
             stream += f"#{self._connections}"
-        names = []
-        for _ in range(random.randint(1, settings.batch_records_max)):
-            names.append(RecordName(stream, self._next_number))
-            self._next_number += 1
+        first = self._next_number
+        self._next_number += random.randint(1, settings.batch_records_max)
+        names = [RecordName(stream, number) for number in range(first, self._next_number)]
         for name in names:
             self._history.sending(name)
         wall_ms = _wall_ms(producer)
@@ -191,21 +178,19 @@ class _ProduceLane:
 
     async def _wait_a_little(self) -> None:
         """Sleep between batches, but often not at all, so that some are sent back to back."""
-        pause_s = self._settings.pause_s
         if self._random.random() < 0.6:
-            await asyncio.sleep(self._random.expovariate(1.0) * pause_s)
+            await asyncio.sleep(self._random.expovariate(1.0) * self._settings.pause_s)
 
 
 class Appender:
-    """Sends one idempotent batch at a time to one partition, for clients that must know what is in the log.
+    """Sends one idempotent batch at a time to partition 0, for clients that must know what is in the log.
 
     Invariant: each acknowledged batch is in the log once, after all earlier batches.
     """
 
-    def __init__(self, client: SimClient, topic: str, partition: int = 0) -> None:
+    def __init__(self, client: SimClient, topic: str) -> None:
         self._client = client
         self._topic = topic
-        self._partition = partition
         self._producer_id = -1
         self._producer_epoch = -1
         self._next_sequence = 0
@@ -214,7 +199,7 @@ class Appender:
         """Send the batch until it is acknowledged, and return its base offset."""
         client = self._client
         if self._producer_id < 0:
-            await client.insist(self._init_producer_id)
+            self._producer_id, self._producer_epoch = await _new_producer_id(client, self._topic)
         wall_ms = _wall_ms(client)
         batch = encode_batch(
             [(key, value, (), wall_ms) for key, value in records],
@@ -226,16 +211,22 @@ class Appender:
         return await client.insist(lambda: self._send(batch))
 
     async def _send(self, batch: bytes) -> int:
-        connection = await self._client.leader(self._topic, self._partition)
+        connection = await self._client.leader(self._topic, 0)
         version = connection.version(ApiKey.PRODUCE, TOPIC_NAMES_MAX_VERSION)
-        request = produce_request(version, self._topic, self._partition, batch)
+        request = produce_request(version, self._topic, 0, batch)
         body = await connection.request(ApiKey.PRODUCE, version, request, timeout_s=REQUEST_TIMEOUT_S)
         return produced_offset(version, body)
 
-    async def _init_producer_id(self) -> None:
-        connection = await self._client.leader(self._topic, self._partition)
-        self._producer_id, self._producer_epoch = await init_producer_id(connection)
-        self._client.history.producer_id_assigned(self._producer_id, self._producer_epoch, self._client.name)
+
+async def _new_producer_id(client: SimClient, topic: str) -> tuple[int, int]:
+    """Return a new producer id and its epoch, from the leader of partition 0."""
+
+    async def attempt() -> tuple[int, int]:
+        return await init_producer_id(await client.leader(topic, 0))
+
+    producer_id, epoch = await client.insist(attempt)
+    client.history.producer_id_assigned(producer_id, epoch, client.name)
+    return producer_id, epoch
 
 
 def _wall_ms(client: SimClient) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from chronik.testing.sim.cluster_scenarios import BadDisks, FiveNodes, ThreeNodes
-from chronik.testing.sim.crash_points import crash_points
+from chronik.testing.sim.faults import crash_points
 from chronik.testing.sim.host import release
 from chronik.testing.sim.scenario import Scenario, SingleNode
 from chronik.testing.sim.tripwires import tripwires
@@ -36,11 +36,6 @@ class Report:
     notes: list[str]
     log_lines: list[str]
 
-    @property
-    def replay(self) -> str:
-        """The command that replays this run."""
-        return f"python -m chronik.testing.sim --scenario {self.scenario} --seed {self.seed}"
-
     def summary(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         faults = ", ".join(f"{name} {count}" for name, count in self.faults.items()) or "none"
@@ -51,17 +46,10 @@ class Report:
         )
 
     def failure(self) -> str:
-        """Return everything that helps to understand a violation."""
-        lines = [
-            self.summary(),
-            f"violation: {self.violation}",
-            "what happened:",
-            *self.notes[-60:],
-            "the nodes' logs:",
-            *self.log_lines[-40:],
-            f"replay: {self.replay}",
-        ]
-        return "\n".join(lines)
+        """Return everything that helps to understand a violation, and the command that replays this run."""
+        replay = f"replay: python -m chronik.testing.sim --scenario {self.scenario} --seed {self.seed}"
+        happened = ["what happened:", *self.notes[-60:], "the nodes' logs:", *self.log_lines[-40:]]
+        return "\n".join([self.summary(), f"violation: {self.violation}", *happened, replay])
 
 
 def run_seed(
@@ -73,14 +61,14 @@ def run_seed(
 ) -> Report:
     """Run a scenario from a seed. The report holds any violation; only faults of the simulator itself are raised."""
     world = World(seed)
-    world.print_note = print_note
+    world.print_note, world.events_max = print_note, events_max
     # The garbage collector runs finalizers at times that do not depend on the seed.
     was_enabled = gc.isenabled()
     gc.disable()
     started_s = perf_counter()
     try:
         with tripwires(world), crash_points(world):
-            played = SCENARIOS[scenario](world, events_max)
+            played = SCENARIOS[scenario](world)
             played.run()
         report = Report(
             seed,

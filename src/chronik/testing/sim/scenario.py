@@ -16,7 +16,7 @@ from chronik.testing.sim.history import History
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode, node_config
-from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
+from chronik.testing.sim.workload import Workload, WorkloadSettings
 from chronik.testing.sim.world import World
 
 START_S_MAX = 60.0
@@ -31,7 +31,7 @@ class Scenario:
     busy_range_s: ClassVar[tuple[float, float]] = (1.5, 4.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.2, 0.4, 0.8)
 
-    def __init__(self, world: World, events_max: int | None = None) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.network = Network(world)
         self.history = History(world)
@@ -47,7 +47,6 @@ class Scenario:
         self.busy_s = self.random.uniform(*self.busy_range_s)
         self.strike_pause_s = self.random.choice(self.strike_pauses_s)
         self.strikes_from_the_start = self.random.random() < 0.3
-        self._events_max = events_max
         self.build()
 
     def build(self) -> None:
@@ -55,7 +54,7 @@ class Scenario:
         raise NotImplementedError
 
     def targets(self, mortal: SimNode | None = None) -> Targets:
-        return Targets(self.network, self.nodes, self.client_hosts, TOPIC, mortal)
+        return Targets(self.network, self.nodes, self.client_hosts, mortal)
 
     def service(self) -> Service:
         return Service(self.world, self.history, [(node.host.address, 9092) for node in self.nodes])
@@ -81,7 +80,7 @@ class Scenario:
         self.workload.start()
         if not self.strikes_from_the_start:
             self.nemesis.begin(self.world.now + self.busy_s, self.strike_pause_s)
-        self.world.run(self.world.now + self.busy_s, events_max=self._events_max)
+        self.world.run(self.world.now + self.busy_s)
         self.nemesis.end()
         self.absent.clear()
         if not self._reaches(RECOVERY_S_MAX, self._all_ready, "all nodes are ready again"):
@@ -131,9 +130,9 @@ class Scenario:
     def _reaches(
         self, within_s: float, is_over: Callable[[], bool], what: str, why: Callable[[], str] = lambda: ""
     ) -> bool:
-        if self.world.run(self.world.now + within_s, is_over, self._events_max):
+        if self.world.run(self.world.now + within_s, is_over):
             return True
-        if self.world.violation is None and (self._events_max is None or self.world.events < self._events_max):
+        if self.world.violation is None and not self.world.is_cut_short:
             self.world.violated(f"not within {within_s:g} s: {what}; {why()}")
         return False
 

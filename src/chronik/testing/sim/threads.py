@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chronik.testing.sim.world import SimulationFault
@@ -73,25 +74,23 @@ class SimExecutor(Executor):
         world.trace("job", self._process.serial)
         self._charged_s = self._random.random() * HANDOVER_S
         world.running, world.in_thread = self._process, True
-        result: Any = None
-        error: BaseException | None = None
         try:
-            result = job.call(*job.args)
+            resolve = partial(job.future.set_result, job.call(*job.args))
         except SimulationFault:
             raise
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
+            resolve = partial(job.future.set_exception, error)
         finally:
             world.running, world.in_thread = None, False
         if self._process.is_alive:
-            world.after(self._charged_s, self._report, job, result, error)
+            world.after(self._charged_s, self._report, job.future, resolve)
             self._process.reached_outside("job.done")
 
-    def _report(self, job: Job, result: Any, error: BaseException | None) -> None:
+    def _report(self, future: asyncio.Future[Any], resolve: Callable[[], None]) -> None:
         if not self._process.is_running:
-            self._process.when_continued(lambda: self._report(job, result, error))
+            self._process.when_continued(lambda: self._report(future, resolve))
             return
-        self._process.loop.call_soon_threadsafe(_resolve, job.future, result, error)
+        self._process.loop.call_soon_threadsafe(_unless_cancelled, future, resolve)
         self._ended()
         self._process.reached_outside("job.reported")
 
@@ -100,10 +99,6 @@ class SimExecutor(Executor):
         self._begin()
 
 
-def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.cancelled():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+def _unless_cancelled(future: asyncio.Future[Any], resolve: Callable[[], None]) -> None:
+    if not future.cancelled():
+        resolve()

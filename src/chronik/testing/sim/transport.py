@@ -44,7 +44,7 @@ class SimTransport(asyncio.Transport):
         self.is_silenced = False
         self._loop = process.loop
         self._random = network.random
-        self._protocol: asyncio.BaseProtocol | None = None
+        self._protocol: asyncio.BufferedProtocol | None = None
         self._unsent: deque[tuple[memoryview, bytes]] = deque()
         self._unsent_bytes = 0
         self._unsent_at = 0
@@ -59,12 +59,12 @@ class SimTransport(asyncio.Transport):
         self._is_read_scheduled = False
         self._is_closing = False
         self._is_lost = False
-        self._eof_wanted = False
         self._last_arrival_s = 0.0
         network.opened(self)
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
         """Connect the transport to its protocol; runs in an iteration of its loop."""
+        assert isinstance(protocol, asyncio.BufferedProtocol), "no other kind is simulated"
         self._protocol = protocol
         protocol.connection_made(self)
         self._schedule_read()
@@ -90,52 +90,40 @@ class SimTransport(asyncio.Transport):
 
     def _read(self) -> None:
         self._is_read_scheduled = False
-        if not self.is_reading() or self._is_lost:
+        protocol = self._protocol
+        if protocol is None or not self.is_reading() or self._is_lost:
             return
         if self._unread:
-            self._deliver()
+            self._deliver(protocol)
             self._schedule_read()
         elif self._reset is not None:
             self._lose(self._reset)
         elif self._has_end and not self._end_seen:
             self._end_seen = True
-            assert isinstance(self._protocol, asyncio.Protocol | asyncio.BufferedProtocol)
-            if not self._protocol.eof_received():
+            if not protocol.eof_received():
                 self.close()
 
-    def _deliver(self) -> None:
+    def _deliver(self, protocol: asyncio.BufferedProtocol) -> None:
         """Do one read(2): deliver what is there, as far as the protocol has room, and sometimes less."""
-        protocol = self._protocol
-        is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
-        data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
+        data = b"".join(self._unread)
         self._unread.clear()
         size = len(data)
         if size > 1 and self._random.random() < SHORT_SHARE:
             size = self._random.randint(1, size)
-        if is_buffered:
-            assert isinstance(protocol, asyncio.BufferedProtocol)
-            buffer = memoryview(protocol.get_buffer(-1))
-            size = min(size, len(buffer))
-            buffer[:size] = data[:size]
+        buffer = memoryview(protocol.get_buffer(-1))
+        size = min(size, len(buffer))
+        buffer[:size] = data[:size]
         if size < len(data):
             self._unread.append(data[size:])
-        read = data[:size]
-        self.world.trace("read", self.serial, zlib.crc32(read))
+        self.world.trace("read", self.serial, zlib.crc32(data[:size]))
         if self.peer is not None:
             peer = self.peer
             self.network.carry(self.process.host, peer.process.host, lambda: peer.acknowledged(size))
-        if is_buffered:
-            assert isinstance(protocol, asyncio.BufferedProtocol)
-            protocol.buffer_updated(size)
-        else:
-            assert isinstance(protocol, asyncio.Protocol)
-            protocol.data_received(read)
+        protocol.buffer_updated(size)
 
     # -- asyncio interface: writing ------------------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
-        if self._eof_wanted:
-            raise RuntimeError("write after write_eof")
         if self._is_closing or self._is_lost or not len(data):
             return
         if self._reset is not None:
@@ -150,23 +138,9 @@ class SimTransport(asyncio.Transport):
             if self._protocol is not None:
                 self._protocol.pause_writing()
 
-    def writelines(self, list_of_data: Any) -> None:
-        self.write(b"".join(list_of_data))
-
-    def write_eof(self) -> None:
-        self._eof_wanted = True
-        if not self._unsent:
-            self._send_end()
-
-    def can_write_eof(self) -> bool:
-        return True
-
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high_bytes = high if high is not None else (4 * low if low is not None else HIGH_WATER_BYTES)
         self._low_bytes = low if low is not None else self._high_bytes // 4
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low_bytes, self._high_bytes
 
     def get_write_buffer_size(self) -> int:
         return self._unsent_bytes
@@ -188,7 +162,7 @@ class SimTransport(asyncio.Transport):
                 self._unsent.popleft()
                 self._unsent_at = 0
             self.in_flight_bytes += size
-            self._carry_segment(segment)
+            self._carry(SimTransport.arrived, segment)
 
     def _writable(self) -> None:
         """Resume writing after the window has room again; runs in an iteration."""
@@ -199,11 +173,8 @@ class SimTransport(asyncio.Transport):
             self._is_write_paused = False
             if self._protocol is not None:
                 self._protocol.resume_writing()
-        if not self._unsent:
-            if self._eof_wanted:
-                self._send_end()
-            if self._is_closing:
-                self._loop.call_soon(self._lose, None)
+        if not self._unsent and self._is_closing:
+            self._loop.call_soon(self._lose, None)
 
     # -- asyncio interface: closing ------------------------------------------------------------------------------------
 
@@ -233,37 +204,21 @@ class SimTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
         self.close_socket()
 
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        assert self._protocol is not None
-        return self._protocol
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
-
     # -- kernel --------------------------------------------------------------------------------------------------------
 
-    def _carry(self, arrive: Callable[[SimTransport], None]) -> None:
+    def _carry(self, arrive: Callable[..., None], *args: Any) -> None:
         """Call `arrive` with the other end when the packet gets there; a silenced connection carries nothing."""
         peer = self.peer
         if peer is not None and not self.is_silenced:
             self._last_arrival_s = self.network.carry(
-                self.process.host, peer.process.host, lambda: arrive(peer), self._last_arrival_s
+                self.process.host, peer.process.host, lambda: arrive(peer, *args), self._last_arrival_s
             )
-
-    def _carry_segment(self, segment: bytes) -> None:
-        self._carry(lambda peer: peer.arrived(segment))
-
-    def _send_end(self) -> None:
-        self._carry(SimTransport.arrived_end)
-
-    def _send_reset(self) -> None:
-        self._carry(SimTransport.arrived_reset)
 
     def arrived(self, segment: bytes) -> None:
         if not self.process.host.is_powered:
             return
         if self.is_gone:
-            self._send_reset()
+            self._carry(SimTransport.arrived_reset)
             return
         self.world.trace("segment", self.serial, zlib.crc32(segment))
         self._unread.append(segment)
@@ -299,9 +254,9 @@ class SimTransport(asyncio.Transport):
         self.is_gone = True
         self.network.closed(self)
         if self._unread:
-            self._send_reset()
+            self._carry(SimTransport.arrived_reset)
         elif self._reset is None:
-            self._send_end()
+            self._carry(SimTransport.arrived_end)
 
     def vanish(self) -> None:
         """Close this end without notice to the peer: its machine lost power."""

@@ -75,9 +75,7 @@ class FileNode:
             self.pending.clear()
             self.is_in_doubt = False
 
-    def settle(self) -> None:
-        """Write everything back, as the kernel does eventually."""
-        self.sync()
+    settle = sync
 
     def copy(self) -> FileNode:
         """Copy the content that a reader sees. The copy is durable."""
@@ -157,7 +155,7 @@ class FolderNode:
         self.journal.clear()
 
     def settle(self) -> None:
-        """Write everything back, in this folder and below."""
+        """Write everything back, in this folder and below, as the kernel does eventually."""
         self.sync()
         for name in sorted(self.names):
             self.names[name].settle()

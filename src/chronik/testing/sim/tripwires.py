@@ -12,58 +12,42 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from chronik.testing.sim.world import SimulationFault, World
 
-TRAPPED: tuple[tuple[Any, str], ...] = (
-    (time, "time"),
-    (time, "time_ns"),
-    (time, "monotonic"),
-    (time, "monotonic_ns"),
-    (time, "perf_counter"),
-    (time, "perf_counter_ns"),
-    (time, "sleep"),
-    (random, "random"),
-    (random, "randint"),
-    (random, "randrange"),
-    (random, "choice"),
-    (random, "uniform"),
-    (random, "shuffle"),
-    (random, "sample"),
-    (random, "getrandbits"),
-    (uuid, "uuid1"),
-    (uuid, "uuid4"),
-    (os, "urandom"),
-    (os, "getrandom"),
-    (threading.Thread, "start"),
-    (socket.socket, "__init__"),
-    (os, "fsync"),
-    (os, "fdatasync"),
-)
+TRAPPED: Mapping[Any, tuple[str, ...]] = {
+    time: ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"),
+    random: ("random", "randint", "randrange", "choice", "uniform", "shuffle", "sample", "getrandbits"),
+    uuid: ("uuid1", "uuid4"),
+    os: ("urandom", "getrandom", "fsync", "fdatasync"),
+    threading.Thread: ("start",),
+    socket.socket: ("__init__",),
+}
 
 
 @contextmanager
 def tripwires(world: World) -> Iterator[None]:
     """Arm the traps within the block."""
-    originals = [(owner, name, getattr(owner, name)) for owner, name in TRAPPED if hasattr(owner, name)]
     thread = threading.get_ident()
-    for owner, name, original in originals:
-        setattr(owner, name, _trap(world, thread, f"{owner.__name__}.{name}", original))
-    try:
+    with ExitStack() as armed:
+        for owner, names in TRAPPED.items():
+            for name in names:
+                if hasattr(owner, name):
+                    armed.enter_context(patch.object(owner, name, _trap(world, thread, owner, name)))
         yield
-    finally:
-        for owner, name, original in originals:
-            setattr(owner, name, original)
 
 
-def _trap(world: World, thread: int, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _trap(world: World, thread: int, owner: Any, name: str) -> Callable[..., Any]:
+    original = getattr(owner, name)
+
     def trapped(*args: Any, **kwargs: Any) -> Any:
         if world.running is None or threading.get_ident() != thread:
             return original(*args, **kwargs)
-        fault = f"{world.running.name} called {name}"
+        fault = f"{world.running.name} called {owner.__name__}.{name}"
         world.violated(fault)
         raise SimulationFault(fault)
 

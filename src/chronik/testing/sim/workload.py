@@ -8,21 +8,21 @@ from random import Random
 
 from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
-from chronik.testing.sim.churn import TopicChurn
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
-from chronik.testing.sim.compaction_client import CompactionClient
+from chronik.testing.sim.client import ACKS_ALL, REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
 from chronik.testing.sim.consumer import FinalReader, SimConsumer, SimObserver
-from chronik.testing.sim.group_offsets import FinalOffsetReader, OffsetCommitter, OffsetReader
+from chronik.testing.sim.group_clients import (
+    FinalOffsetReader,
+    MemberSettings,
+    OffsetCommitter,
+    OffsetReader,
+    SimMember,
+)
 from chronik.testing.sim.host import Host, Process
-from chronik.testing.sim.member import MemberSettings, SimMember
 from chronik.testing.sim.operators import ReassignmentOperator
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
-from chronik.testing.sim.requests import ACKS_ALL
+from chronik.testing.sim.topic_clients import CompactionClient, TopicChurn
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-TOPIC = "records"
-GROUP = "readers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,12 @@ class TopicMaker(SimClient):
     async def _place(self) -> None:
         """Create the topic with the replica assignments of the settings."""
         settings = self._settings
+        placed = enumerate(settings.assignments)
         topic = {
             "name": TOPIC,
             "num_partitions": -1,
             "replication_factor": -1,
-            "assignments": [
-                {"partition_index": index, "broker_ids": list(replicas)}
-                for index, replicas in enumerate(settings.assignments)
-            ],
+            "assignments": [{"partition_index": index, "broker_ids": list(replicas)} for index, replicas in placed],
             "configs": [{"name": name, "value": value} for name, value in settings.topic_configs.items()],
         }
         connection = await self.cluster.any_connection(Deadline(REQUEST_TIMEOUT_S))
@@ -141,11 +139,7 @@ class Workload:
     """All clients of one run."""
 
     def __init__(
-        self,
-        service: Service,
-        hosts: Sequence[Host],
-        settings: WorkloadSettings,
-        operators: Sequence[SimClient] = (),
+        self, service: Service, hosts: Sequence[Host], settings: WorkloadSettings, operators: Sequence[SimClient] = ()
     ) -> None:
         """`operators` are additional clients, started with all others."""
         self.producers: list[SimProducer] = []
@@ -164,34 +158,30 @@ class Workload:
         settings, service, random = self._settings, self._service, self._random
         partitions = settings.partitions
         for number, producer in enumerate(settings.producers):
-            self.producers.append(SimProducer(f"p{number}", service, TOPIC, partitions, producer))
+            self.producers.append(SimProducer(f"p{number}", service, partitions, producer))
         for partition in range(partitions):
             max_bytes = random.choice((200, 4_096, 65_536))
             max_wait_ms = random.choice((10, 100, 400))
-            self.others.append(
-                SimConsumer(f"c{partition}", service, TOPIC, partition, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
-            )
+            self.others.append(SimConsumer(f"c{partition}", service, partition, max_bytes, max_wait_ms))
         for number, member in enumerate(settings.members):
-            self.others.append(SimMember(f"m{number}", service, GROUP, TOPIC, partitions, member))
+            self.others.append(SimMember(f"m{number}", service, partitions, member))
         if settings.has_offset_clients:
-            self.others.append(OffsetCommitter("l0", service, TOPIC, partitions))
-            self.others.append(OffsetReader("q0", service, TOPIC, partitions))
-        self.others.append(SimObserver("o0", service, TOPIC, partitions, random.choice((10e-3, 50e-3))))
+            self.others.append(OffsetCommitter("l0", service, partitions))
+            self.others.append(OffsetReader("q0", service, partitions))
+        self.others.append(SimObserver("o0", service, partitions, random.choice((10e-3, 50e-3))))
         if settings.has_compacted_topic:
             self.others.append(CompactionClient("k0", service, settings.replication_factor))
         if settings.has_churned_topic:
             self.others.append(TopicChurn("t0", service, settings.replication_factor))
         if settings.has_reassignments:
-            self.others.append(ReassignmentOperator("a0", service, TOPIC, partitions, settings.replication_factor))
+            self.others.append(ReassignmentOperator("a0", service, partitions, settings.replication_factor))
         for client in (*self.producers, *self.others):
             self._start(client)
 
     def start_final_readers(self, run: str) -> list[SimClient]:
-        readers: list[SimClient] = [
-            FinalReader(f"{run}-{partition}", self._service, TOPIC, partition)
-            for partition in range(self._settings.partitions)
-        ]
-        readers.append(FinalOffsetReader(f"{run}-offsets", self._service, TOPIC, self._settings.partitions))
+        service, partitions = self._service, self._settings.partitions
+        readers: list[SimClient] = [FinalReader(f"{run}-{number}", service, number) for number in range(partitions)]
+        readers.append(FinalOffsetReader(f"{run}-offsets", service, partitions))
         for reader in readers:
             self._start(reader)
         return readers

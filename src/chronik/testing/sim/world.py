@@ -39,13 +39,13 @@ class World:
         """The first violation; it ends the run."""
         self.notes: deque[str] = deque(maxlen=NOTES_KEPT)
         self.print_note: Callable[[str], None] | None = None
+        self.events_max: int | None = None
+        """If given, the run ends after this many events."""
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
         self._hash = blake2b(digest_size=16)
         self._kinds: dict[str, int] = {}
         self._serial = 0
-
-    # -- events --------------------------------------------------------------------------------------------------------
 
     def at(self, when_s: float, call: Callable[..., None], *args: Any) -> None:
         """Schedule a call at a virtual time, or now if that time has passed."""
@@ -55,13 +55,17 @@ class World:
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         self.at(self.now + delay_s, call, *args)
 
-    def run(self, until_s: float, is_over: Callable[[], bool] | None = None, events_max: int | None = None) -> bool:
+    @property
+    def is_cut_short(self) -> bool:
+        return self.events_max is not None and self.events >= self.events_max
+
+    def run(self, until_s: float, is_over: Callable[[], bool] | None = None) -> bool:
         """Run events until `is_over` or `until_s`; return whether `is_over`. Stop at a violation."""
         heap = self._heap
         while self.violation is None:
             if is_over is not None and is_over():
                 return True
-            if events_max is not None and self.events >= events_max:
+            if self.is_cut_short:
                 return False
             if not heap or heap[0][0] > until_s:
                 self.now = max(self.now, until_s)
@@ -72,8 +76,6 @@ class World:
             call(*args)
         return False
 
-    # -- randomness and identity ---------------------------------------------------------------------------------------
-
     def random(self, purpose: str) -> Random:
         """Return a separate stream for each purpose: an extra draw for one does not shift the others."""
         return Random(f"{self.seed}:{purpose}")
@@ -81,8 +83,6 @@ class World:
     def next_serial(self) -> int:
         self._serial += 1
         return self._serial
-
-    # -- trace and violations ------------------------------------------------------------------------------------------
 
     def trace(self, kind: str, number: int = 0, other: int = 0) -> None:
         """Add an event to the hash. Pass only numbers that follow from the seed: no addresses, no object hashes."""

@@ -1,34 +1,117 @@
-"""A topic that is created, written, trimmed, deleted and created again: no acknowledged change is ever undone.
-
-- A topic exists once its creation is acknowledged; once its deletion is acknowledged, it goes and does not come back.
-- A new topic has no records of an earlier topic with the same name.
-- Records below an acknowledged DeleteRecords stay deleted. All other records exist, unless retention deleted the oldest
-  or an unanswered DeleteRecords took effect.
-"""
+"""Clients with a topic of their own: one that is compacted, and one that is created and deleted again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from chronik.client.errors import ClientError
+from chronik.client.errors import ClientError, raise_for
 from chronik.client.topics import Topics
-from chronik.testing.sim.client import REQUEST_TIMEOUT_S, Service, SimClient
+from chronik.metadata.image import OFFSETS_TOPIC
+from chronik.testing.sim.client import EARLIEST, REQUEST_TIMEOUT_S, Fetched, Service, SimClient, fetch_records
 from chronik.testing.sim.producer import Appender
-from chronik.testing.sim.requests import EARLIEST, fetch_records, raise_for
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import Record
 
-TOPIC = "churned"
-PAUSE_S = 60e-3
+COMPACTED_TOPIC = "latest"
+COMPACTED_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "3000", "min.cleanable.dirty.ratio": "0.01"}
+KEYS = 8
+CHURNED_TOPIC = "churned"
+
+
+class CompactionClient(SimClient):
+    """The last acknowledged record of each key survives compaction and crashes.
+
+    Writes versions of a few keys, in order and each once, and sometimes reads the whole log. Also configures
+    `__consumer_offsets` to compact as often, so that group offsets are tested in the same way.
+    Invariant: for each key, the log has the version in `_acknowledged` or a newer one.
+    """
+
+    def __init__(self, name: str, service: Service, replication_factor: int) -> None:
+        super().__init__(name, service)
+        self._replication_factor = replication_factor
+        self._acknowledged: dict[bytes, int] = {}
+        self._next_version = 0
+        self._acknowledged_end = 0
+
+    async def work(self) -> None:
+        await self.insist(self._create)
+        appender = Appender(self, COMPACTED_TOPIC)
+        while not self.is_finishing:
+            count = self.random.randint(1, 4)
+            batch = [(b"key-%d" % self.random.randrange(KEYS), self._version()) for _ in range(count)]
+            base_offset = await appender.append([(key, b"%d" % version) for key, version in batch])
+            self._acknowledged.update(batch)
+            self._acknowledged_end = base_offset + len(batch)
+            await self.rest(30e-3)
+            if self.random.random() < 0.05:
+                await self._read_all()
+        await self._read_all()
+
+    def _version(self) -> int:
+        self._next_version += 1
+        return self._next_version
+
+    async def _create(self) -> None:
+        topics = Topics(self.cluster)
+        try:
+            await topics.create(COMPACTED_TOPIC, 1, self._replication_factor, COMPACTED_CONFIGS)
+        except KafkaError as error:
+            if error.code is not ErrorCode.topic_already_exists:
+                raise
+        layout = await self.cluster.layout()
+        if OFFSETS_TOPIC in layout.topics:
+            await topics.alter_configs(
+                OFFSETS_TOPIC, {name: COMPACTED_CONFIGS[name] for name in list(COMPACTED_CONFIGS)[1:]}
+            )
+
+    async def _read_all(self) -> None:
+        """Read up to the last acknowledged record. Check that versions grow and that no key lost its last version."""
+        expected, end_offset = dict(self._acknowledged), self._acknowledged_end
+        versions: dict[bytes, int] = {}
+        position = previous = 0
+        while position < end_offset:
+            fetched = await self.insist(partial(self._fetch, position), f"{COMPACTED_TOPIC} at {position}")
+            if fetched.damage is not None or fetched.next_offset == position:
+                self.world.violated(f"{COMPACTED_TOPIC} cannot be read at {position} of {end_offset}: {fetched.damage}")
+                return
+            for record in fetched.records:
+                previous = self._check(record, previous)
+                versions[record.key or b""] = previous
+            position = fetched.next_offset
+        lost = {key: version for key, version in expected.items() if versions.get(key, -1) < version}
+        if lost:
+            self.world.violated(f"{COMPACTED_TOPIC} lost the last versions of {lost}, it has {versions}")
+
+    async def _fetch(self, position: int) -> Fetched:
+        return await fetch_records(
+            await self.leader(COMPACTED_TOPIC, 0), COMPACTED_TOPIC, 0, position, max_bytes=2_000, max_wait_ms=0
+        )
+
+    def _check(self, record: Record, previous: int) -> int:
+        version = int(record.value or b"-1")
+        if not previous < version <= self._next_version:
+            self.world.violated(f"{COMPACTED_TOPIC}: version {version} follows {previous} at offset {record.offset}")
+        return version
 
 
 class TopicChurn(SimClient):
-    """The only client of its topic, so it knows which records must exist."""
+    """Creates, writes, trims and deletes a topic, again and again: no acknowledged change is ever undone.
+
+    It is the only client of its topic, so it knows which records must exist.
+
+    - A topic exists once its creation is acknowledged; once its deletion is acknowledged, it goes and does not come
+      back.
+    - A new topic has no records of an earlier topic with the same name.
+    - Records below an acknowledged DeleteRecords stay deleted. All other records exist, unless retention deleted the
+      oldest or an unanswered DeleteRecords took effect.
+    """
 
     def __init__(self, name: str, service: Service, replication_factor: int) -> None:
         super().__init__(name, service)
         self.topics_created = 0
-        self._topic = TOPIC
+        self._topic = CHURNED_TOPIC
         self._replication_factor = replication_factor
         self._configs = {
             "segment.bytes": self.random.choice(("1100", "100000")),
@@ -49,14 +132,14 @@ class TopicChurn(SimClient):
                 if self.random.random() < 0.3:
                     await self.insist(self._delete_records)
                 await self._read_all()
-                await self.rest(PAUSE_S)
+                await self.rest(60e-3)
             unanswered = await self._change(lambda topics: topics.delete(self._topic))
             # A node that lags may still list the topic for a while.
             while self._topic in (await self.insist(self.cluster.layout)).topics:
                 await self.pause()
             if unanswered:
                 # DeleteTopics names no topic id: a request still in flight would delete the next topic of that name.
-                self._topic = f"{TOPIC}-{self.topics_created}"
+                self._topic = f"{CHURNED_TOPIC}-{self.topics_created}"
 
     async def _change(self, change: Callable[[Topics], Awaitable[None]]) -> int:
         """Retry a topic change until it is done, perhaps by an unanswered attempt. Return how many were unanswered."""
