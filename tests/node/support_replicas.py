@@ -209,7 +209,8 @@ class Node:
         self.host: PartitionHost
         self.healing: Healing
         self.runtime = Runtime(self.loop, self.env, self.config, self.metrics, self.traces, silent_logger())
-        self.services: SimpleNamespace
+        self.fetch_services: fetch_api.Services
+        self.list_offsets_services: list_offsets_api.Services
 
     async def start(self, image: ClusterImage) -> None:
         self.metadata.image = image
@@ -228,9 +229,10 @@ class Node:
         self.healing = Healing(self.runtime, self.host)
         server = SimpleNamespace(reading_bytes=0, response_bytes_allowed=lambda: 1 << 20)
         sessions = FetchSessions(self.env.random, 10)
-        self.services = SimpleNamespace(
-            runtime=self.runtime, metadata=self.metadata, host=self.host, server=server, fetch_sessions=sessions
+        self.fetch_services = fetch_api.Services(
+            self.runtime, cast(Any, self.metadata), self.host, cast(Any, server), sessions
         )
+        self.list_offsets_services = list_offsets_api.Services(self.runtime, self.host)
         await self.host.open_all()
 
     @property
@@ -260,7 +262,7 @@ class Node:
         reply = Reply(request, True, self.metrics.api(1), self.loop.time)
         answer: asyncio.Future[bytes] = self.loop.create_future()
         connection.answers[reply] = answer
-        fetch_api.handle(cast(Any, self.services), request, reply)
+        fetch_api.handle(self.fetch_services, request, reply)
         return answer
 
     async def fetch(self, fetch: FetchRequest, *, peer_id: int | None = None, version: int = FETCH_VERSION) -> Any:
@@ -285,7 +287,7 @@ class Node:
         wanted = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
         message = SimpleNamespace(replica_id=replica_id, topics=[SimpleNamespace(name=TOPIC, partitions=[wanted])])
         request = SimpleNamespace(message=message, api_version=7)
-        answer = await list_offsets_api.handle(cast(Any, self.services), cast(Any, request))
+        answer = await list_offsets_api.handle(self.list_offsets_services, cast(Any, request))
         found: Mapping[str, Any] = answer["topics"][0]["partitions"][0]
         return found
 

@@ -30,10 +30,10 @@ async def test_list_offsets_fails_if_the_lease_expires_during_a_timestamp_lookup
         return found
 
     request = list_offsets_request(LATEST, BY_TIME)
-    services = cast(Any, leader.services)
+    services = leader.list_offsets_services
     answer = await list_offsets.handle(services, request)
     assert [each["offset"] for each in answer["topics"][0]["partitions"]] == [1, 0]
-    services.runtime = SimpleNamespace(run_blocking=ends_the_lease)
-    answer = await list_offsets.handle(services, request)
+    ending = cast(Any, SimpleNamespace(run_blocking=ends_the_lease))
+    answer = await list_offsets.handle(services._replace(runtime=ending), request)
     for each in answer["topics"][0]["partitions"]:
         assert (each["error_code"], each["offset"]) == (ErrorCode.not_leader_or_follower, -1)

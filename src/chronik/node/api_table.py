@@ -1,8 +1,12 @@
-"""Every Kafka API that a node serves, and its handler."""
+"""Every Kafka API that a node serves, and its handler with the services that it uses."""
 
-from collections.abc import Awaitable, Callable
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
+from chronik.node.admin.topics import Topics
 from chronik.node.apis import (
     alter_configs,
     alter_partition_reassignments,
@@ -37,46 +41,88 @@ from chronik.node.apis import (
     transactions,
     unregister_broker,
 )
-from chronik.node.apis.services import Services
-from chronik.node.serving.api import Api, Handler, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.membership.controller_client import ProducerIds
+from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.departures import Departures
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, ColdHandler, Handler
+from chronik.node.serving.deadlines import Deadlines
+from chronik.node.serving.fetch_sessions import FetchSessions
+from chronik.node.serving.server import Server
 
-COLD: tuple[tuple[Api, Callable[[Services, Request], Awaitable[Values]]], ...] = (
-    (metadata.API, metadata.handle),
-    (offset_commit.API, offset_commit.handle),
-    (offset_fetch.API, offset_fetch.handle),
-    (find_coordinator.API, find_coordinator.handle),
-    (join_group.API, join_group.handle),
-    (heartbeat.API, heartbeat.handle),
-    (leave_group.API, leave_group.handle),
-    (sync_group.API, sync_group.handle),
-    (describe_groups.API, describe_groups.handle),
-    (list_groups.API, list_groups.handle),
-    (create_topics.API, create_topics.handle),
-    (delete_topics.API, delete_topics.handle),
-    (delete_records.API, delete_records.handle),
-    (init_producer_id.API, init_producer_id.handle),
-    (offset_for_leader_epoch.API, offset_for_leader_epoch.handle),
-    (describe_configs.API, describe_configs.handle),
-    (alter_configs.API, alter_configs.handle),
-    (describe_log_dirs.API, describe_log_dirs.handle),
-    (create_partitions.API, create_partitions.handle),
-    (delete_groups.API, delete_groups.handle),
-    (elect_leaders.API, elect_leaders.handle),
-    (incremental_alter_configs.API, incremental_alter_configs.handle),
-    (alter_partition_reassignments.API, alter_partition_reassignments.handle),
-    (list_partition_reassignments.API, list_partition_reassignments.handle),
-    (offset_delete.API, offset_delete.handle),
-    (describe_cluster.API, describe_cluster.handle),
-    (unregister_broker.API, unregister_broker.handle),
-    (list_offsets.API, list_offsets.handle),
+
+@dataclass(frozen=True, slots=True)
+class ApiServices:
+    """All services of a node that its API handlers use."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    controller: ControllerService
+    departures: Departures
+    producer_ids: ProducerIds
+    host: PartitionHost
+    groups: GroupService
+    topics: Topics
+    forwarding: Forwarding
+    server: Server
+    deadlines: Deadlines
+    fetch_sessions: FetchSessions
+
+
+COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
+    (
+        metadata.API,
+        lambda node: partial(
+            metadata.handle,
+            metadata.Services(node.runtime.config, node.metadata, node.departures, node.topics, node.groups, node.host),
+        ),
+    ),
+    (offset_commit.API, lambda node: partial(offset_commit.handle, node.groups, node.metadata)),
+    (offset_fetch.API, lambda node: partial(offset_fetch.handle, node.groups, node.metadata)),
+    (find_coordinator.API, lambda node: partial(find_coordinator.handle, node.groups)),
+    (join_group.API, lambda node: partial(join_group.handle, node.groups, node.runtime.log.bind(component="groups"))),
+    (heartbeat.API, lambda node: partial(heartbeat.handle, node.groups)),
+    (leave_group.API, lambda node: partial(leave_group.handle, node.groups, node.runtime.log.bind(component="groups"))),
+    (sync_group.API, lambda node: partial(sync_group.handle, node.groups)),
+    (describe_groups.API, lambda node: partial(describe_groups.handle, node.groups)),
+    (list_groups.API, lambda node: partial(list_groups.handle, node.groups)),
+    (api_versions.API, lambda node: partial(api_versions.handle, APIS)),
+    (create_topics.API, lambda node: partial(create_topics.handle, node.runtime, node.metadata, node.topics)),
+    (delete_topics.API, lambda node: partial(delete_topics.handle, node.runtime, node.metadata, node.host)),
+    (delete_records.API, lambda node: partial(delete_records.handle, node.runtime, node.host)),
+    (init_producer_id.API, lambda node: partial(init_producer_id.handle, node.producer_ids)),
+    (offset_for_leader_epoch.API, lambda node: partial(offset_for_leader_epoch.handle, node.host)),
+    (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime.config, node.metadata)),
+    (alter_configs.API, lambda node: partial(alter_configs.handle, node.runtime, node.metadata, node.host)),
+    (describe_log_dirs.API, lambda node: partial(describe_log_dirs.handle, node.runtime, node.metadata, node.host)),
+    (
+        create_partitions.API,
+        lambda node: partial(create_partitions.handle, node.runtime, node.metadata, node.controller),
+    ),
+    (delete_groups.API, lambda node: partial(delete_groups.handle, node.groups)),
+    (elect_leaders.API, lambda node: partial(elect_leaders.handle, node.metadata, node.controller)),
+    (
+        incremental_alter_configs.API,
+        lambda node: partial(incremental_alter_configs.handle, node.runtime, node.metadata, node.host),
+    ),
+    (alter_partition_reassignments.API, lambda node: partial(alter_partition_reassignments.handle, node.metadata)),
+    (list_partition_reassignments.API, lambda node: partial(list_partition_reassignments.handle, node.metadata)),
+    (offset_delete.API, lambda node: partial(offset_delete.handle, node.groups, node.metadata)),
+    (describe_cluster.API, lambda node: partial(describe_cluster.handle, node.metadata)),
+    (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),
 )
+"""The cold APIs, and the services that each handler receives."""
 
 APIS: tuple[Api, ...] = tuple(
     sorted(
         (
             produce.API,
             fetch.API,
-            api_versions.API,
+            list_offsets.API,
             *(api for api, _ in COLD),
             *(handler.api for handler in transactions.HANDLERS),
         ),
@@ -86,11 +132,13 @@ APIS: tuple[Api, ...] = tuple(
 """Sorted by API key."""
 
 
-def make_handlers(node: Services) -> list[Handler]:
+def make_handlers(node: ApiServices) -> list[Handler]:
+    """Create all handlers. Each receives only the services that its API uses."""
+    runtime, metadata_log, host = node.runtime, node.metadata, node.host
     return [
-        Handler(produce.API, hot=partial(produce.handle, node)),
-        Handler(fetch.API, hot=partial(fetch.handle, node)),
-        Handler(api_versions.API, partial(api_versions.handle, APIS)),
-        *(Handler(api, partial(handle, node)) for api, handle in COLD),
+        produce.handler(produce.Services(runtime, metadata_log, host, node.forwarding, node.deadlines)),
+        fetch.handler(fetch.Services(runtime, metadata_log, host, node.server, node.fetch_sessions)),
+        list_offsets.handler(list_offsets.Services(runtime, host)),
+        *(Handler(api, bind(node)) for api, bind in COLD),
         *transactions.HANDLERS,
     ]

@@ -11,8 +11,7 @@ from uuid import UUID
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
-from chronik.node.api_table import make_handlers
-from chronik.node.apis.services import Services
+from chronik.node.api_table import ApiServices, make_handlers
 from chronik.node.config import ConfigError
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.disk_watch import DiskWatch
@@ -139,7 +138,7 @@ class Broker:
         self._trace_topic = TraceTopic(runtime, self.metadata, member.peers, self.host, self.topics)
         self._envelopes = Envelopes(runtime, self.metadata, member.client, self.host.applied)
         self.handlers = make_handlers(
-            Services(
+            ApiServices(
                 runtime=runtime,
                 metadata=self.metadata,
                 controller=member.controller,

@@ -10,16 +10,18 @@ Not supported: loggers, groups and client metrics (INVALID_REQUEST).
 """
 
 from chronik.node.admin.configs import Change, Operation, alter_resources, refuse_resources
-from chronik.node.apis.services import Services
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, request: Request) -> Values:
     return await alter_resources(
-        node.runtime,
-        node.metadata,
-        node.host,
+        runtime,
+        metadata,
+        host,
         request.message,
         lambda config: Change(config.name, Operation.SET, config.value),
         replaces_all=True,

@@ -13,12 +13,12 @@ Answered by the controller; other nodes forward the request to it.
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.reassignment import Move, plan_moves
 from chronik.node.admin.responses import by_topic, error_values, propose_within
-from chronik.node.apis.services import Services
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(metadata: MetadataLog, request: Request) -> Values:
     message = request.message
     may_change_factor = getattr(message, "allow_replication_factor_change", True)
     moves = [
@@ -27,7 +27,7 @@ async def handle(node: Services, request: Request) -> Values:
         for entry in topic.partitions
     ]
     plan = await propose_within(
-        node.metadata,
+        metadata,
         message.timeout,
         lambda image: plan_moves(image, BrokerStates.of(image), moves, may_change_factor=may_change_factor),
     )

@@ -14,14 +14,16 @@ from typing import Any
 from chronik.metadata.commands import CreatePartitions
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.responses import duplicates, error_values, refuse_entries, within
-from chronik.node.apis.services import Services
+from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import plan_partitions
+from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, metadata: MetadataLog, controller: ControllerService, request: Request) -> Values:
     message = request.message
 
     async def grow(topic: Any) -> Values:
@@ -29,13 +31,13 @@ async def handle(node: Services, request: Request) -> Values:
         assignments = [assignment.broker_ids for assignment in topic.assignments or ()] or None
 
         def plan(image: ClusterImage) -> CreatePartitions:
-            return plan_partitions(image, node.runtime.env, topic.name, topic.count, assignments)
+            return plan_partitions(image, runtime.env, topic.name, topic.count, assignments)
 
         if message.validate_only:
-            plan(node.metadata.image)
+            plan(metadata.image)
         else:
-            await node.metadata.propose(plan)
-            await node.controller.applied_everywhere()
+            await metadata.propose(plan)
+            await controller.applied_everywhere()
         return {}
 
     repeated = duplicates(topic.name for topic in message.topics)
@@ -44,7 +46,7 @@ async def handle(node: Services, request: Request) -> Values:
     return {
         "results": [
             *({"name": name, **refused} for name in repeated),
-            *await within(node.runtime, message.timeout, entries),
+            *await within(runtime, message.timeout, entries),
         ]
     }
 

@@ -16,15 +16,17 @@ from typing import Any
 from chronik.metadata.apply import apply
 from chronik.node.admin.configs import created_topic_entries
 from chronik.node.admin.responses import duplicates, error_values, refuse_entries, within
-from chronik.node.apis.services import Services
+from chronik.node.admin.topics import Topics
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic, check_partition_count, plan_topic
+from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-async def handle(node: Services, request: Request) -> Values:
-    runtime, metadata, message = node.runtime, node.metadata, request.message
+async def handle(runtime: Runtime, metadata: MetadataLog, topics: Topics, request: Request) -> Values:
+    message = request.message
     repeated = duplicates(topic.name for topic in message.topics)
     refused = error_values(KafkaError(ErrorCode.invalid_request, "Duplicate topic name."))
     unique = [topic for topic in message.topics if topic.name not in repeated]
@@ -37,7 +39,7 @@ async def handle(node: Services, request: Request) -> Values:
             planned, _ = apply(metadata.image, plan_topic(metadata.image, runtime.config, runtime.env, new))
             topic, topic_id = planned.topics[new.name], None
         else:
-            topic = await node.topics.create(new)
+            topic = await topics.create(new)
             topic_id = topic.id
         return {
             "topic_id": topic_id,

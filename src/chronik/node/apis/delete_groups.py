@@ -7,14 +7,14 @@ Versions: 2 flexible.
 """
 
 from chronik.node.admin.responses import refuse_entries
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     names = dict.fromkeys(request.message.groups_names)
-    return {"results": [{"group_id": name, "error_code": await node.groups.delete_group(name)} for name in names]}
+    return {"results": [{"group_id": name, "error_code": await groups.delete_group(name)} for name in names]}
 
 
 API = Api(

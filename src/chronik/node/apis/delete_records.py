@@ -15,7 +15,8 @@ from typing import Any
 
 from chronik.metadata.image import is_internal
 from chronik.node.admin.responses import each_partition, within
-from chronik.node.apis.services import Services
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.api import ApiKey
@@ -24,17 +25,17 @@ from chronik.wire.errors import ErrorCode, KafkaError
 NO_LOW_WATERMARK = -1
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, host: PartitionHost, request: Request) -> Values:
     message = request.message
     entries = [
         (
             {"partition_index": partition.partition_index, "low_watermark": NO_LOW_WATERMARK},
-            _delete(node, topic.name, partition, bounded_wait_s(message.timeout)),
+            _delete(host, topic.name, partition, bounded_wait_s(message.timeout)),
         )
         for topic in message.topics
         for partition in topic.partitions
     ]
-    outcomes = iter(await within(node.runtime, message.timeout, entries))
+    outcomes = iter(await within(runtime, message.timeout, entries))
 
     def outcome(topic: Any, partition: Any) -> Values:
         values = next(outcomes)
@@ -44,15 +45,15 @@ async def handle(node: Services, request: Request) -> Values:
     return {"topics": each_partition(message.topics, outcome)}
 
 
-async def _delete(node: Services, topic: str, requested: Any, wait_s: float) -> Values:
+async def _delete(host: PartitionHost, topic: str, requested: Any, wait_s: float) -> Values:
     if is_internal(topic):
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
-    partition = node.host.require_leader(topic, requested.partition_index)
+    partition = host.require_leader(topic, requested.partition_index)
     if not partition.settings.log_config.cleanup_delete:
         raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not include delete")
     low_watermark = await partition.delete_records(requested.offset, wait_s)
     # The lease may have ended while the replicas caught up.
-    node.host.require_leader(topic, requested.partition_index)
+    host.require_leader(topic, requested.partition_index)
     return {"low_watermark": low_watermark}
 
 

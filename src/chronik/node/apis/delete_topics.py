@@ -13,7 +13,9 @@ from uuid import UUID
 from chronik.metadata.commands import DeleteTopic
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.node.admin.responses import duplicates, refuse_entries, within
-from chronik.node.apis.services import Services
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -21,8 +23,8 @@ from chronik.wire.errors import ErrorCode, KafkaError
 BY_ID_FROM_VERSION = 6
 
 
-async def handle(node: Services, request: Request) -> Values:
-    image, topics = node.metadata.image, _entries(request)
+async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, request: Request) -> Values:
+    image, topics = metadata.image, _entries(request)
     repeated = duplicates(_resolved(image, *topic) for topic in topics)
 
     async def delete(name: str | None, topic_id: UUID | None, is_repeated: bool) -> Values:
@@ -37,15 +39,15 @@ async def handle(node: Services, request: Request) -> Values:
             deleted.append(topic)
             return DeleteTopic(topic.name, topic.id)
 
-        await node.metadata.propose(plan)
-        await node.host.applied()
+        await metadata.propose(plan)
+        await host.applied()
         return {"name": deleted[0].name, "topic_id": deleted[0].id}
 
     entries = [
         ({"name": name, "topic_id": topic_id}, delete(name, topic_id, _resolved(image, name, topic_id) in repeated))
         for name, topic_id in dict.fromkeys(topics)
     ]
-    return {"responses": await within(node.runtime, request.message.timeout, entries)}
+    return {"responses": await within(runtime, request.message.timeout, entries)}
 
 
 def _entries(request: Request) -> list[tuple[str | None, UUID | None]]:

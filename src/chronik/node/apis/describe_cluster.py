@@ -8,7 +8,7 @@ Not supported: controller endpoints (MISMATCHED_ENDPOINT_TYPE), because this is 
 """
 
 from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED, error_values
-from chronik.node.apis.services import Services
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -17,19 +17,19 @@ BROKER_ENDPOINTS = 1
 CONTROLLER_ENDPOINTS = 2
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(metadata: MetadataLog, request: Request) -> Values:
     message = request.message
     endpoint_type = getattr(message, "endpoint_type", BROKER_ENDPOINTS)
     if endpoint_type == CONTROLLER_ENDPOINTS:
         raise KafkaError(ErrorCode.mismatched_endpoint_type, "This is a broker's listener, not a controller's.")
     if endpoint_type != BROKER_ENDPOINTS:
         raise KafkaError(ErrorCode.unsupported_endpoint_type, f"Endpoint type {endpoint_type} is unknown.")
-    image = node.metadata.image
+    image = metadata.image
     return {
         **error_values(None),
         "endpoint_type": BROKER_ENDPOINTS,
         "cluster_id": image.cluster_id,
-        "controller_id": node.metadata.controller_id,
+        "controller_id": metadata.controller_id,
         "brokers": [
             {"broker_id": live.id, "host": live.host, "port": live.port, "rack": live.rack}
             for live in image.live_brokers()

@@ -21,16 +21,16 @@ from chronik.node.admin.configs import (
     topic_entries,
 )
 from chronik.node.admin.responses import error_values
-from chronik.node.apis.services import Services
 from chronik.node.config import NodeConfig
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-async def handle(node: Services, request: Request) -> Values:
-    config, image, message = node.runtime.config, node.metadata.image, request.message
-    return {"results": [_describe(config, image, message, resource) for resource in message.resources]}
+async def handle(config: NodeConfig, metadata: MetadataLog, request: Request) -> Values:
+    message = request.message
+    return {"results": [_describe(config, metadata.image, message, resource) for resource in message.resources]}
 
 
 def _describe(config: NodeConfig, image: ClusterImage, message: Any, resource: Any) -> Values:

@@ -8,7 +8,7 @@ Versions: 1 throttling, 3 authorized operations, 4 static members, 5 flexible, 6
 
 from chronik.groups.group import GroupState
 from chronik.node.admin.responses import GROUP_OPERATIONS, refuse_entries
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -16,10 +16,10 @@ from chronik.wire.errors import ErrorCode
 FIRST_VERSION_WITH_NOT_FOUND = 6
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     answered = []
     for group_id in request.message.groups:
-        described = await node.groups.describe(group_id)
+        described = await groups.describe(group_id)
         is_dead = described["group_state"] == GroupState.DEAD
         if is_dead and request.api_version >= FIRST_VERSION_WITH_NOT_FOUND:
             described["error_code"] = ErrorCode.group_id_not_found

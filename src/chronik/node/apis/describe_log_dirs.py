@@ -10,21 +10,23 @@ Not supported: moving between folders (there is only one).
 import os
 from typing import Any
 
-from chronik.node.apis.services import Services
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, request: Request) -> Values:
     requested = request.message.topics
     if requested is None:
-        topics = [(topic.name, range(len(topic.partitions))) for topic in node.metadata.image.topics.values()]
+        topics = [(topic.name, range(len(topic.partitions))) for topic in metadata.image.topics.values()]
     else:
         topics = [(topic.topic, topic.partitions) for topic in requested]
-    described = [{"name": name, "partitions": _partitions(node, name, indexes)} for name, indexes in topics]
-    folder = os.path.abspath(node.runtime.config.data_folder)
-    space = await node.runtime.run_blocking(lambda: node.runtime.env.disk.space(folder))
+    described = [{"name": name, "partitions": _partitions(host, name, indexes)} for name, indexes in topics]
+    folder = os.path.abspath(runtime.config.data_folder)
+    space = await runtime.run_blocking(lambda: runtime.env.disk.space(folder))
     return {
         "error_code": ErrorCode.none,
         "results": [
@@ -39,8 +41,8 @@ async def handle(node: Services, request: Request) -> Values:
     }
 
 
-def _partitions(node: Services, topic: str, indexes: Any) -> list[Values]:
-    hosted = [node.host.partitions.get((topic, index)) for index in indexes]
+def _partitions(host: PartitionHost, topic: str, indexes: Any) -> list[Values]:
+    hosted = [host.partitions.get((topic, index)) for index in indexes]
     return [
         {
             "partition_index": partition.index,

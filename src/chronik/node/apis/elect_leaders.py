@@ -15,7 +15,8 @@ from chronik.metadata.elections import BrokerStates, plan_unclean_elections
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
 from chronik.node.admin.responses import by_topic, error_values, propose_within
-from chronik.node.apis.services import Services
+from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.api import ApiKey
@@ -25,8 +26,8 @@ PREFERRED = 0
 UNCLEAN = 1
 
 
-async def handle(node: Services, request: Request) -> Values:
-    metadata, message = node.metadata, request.message
+async def handle(metadata: MetadataLog, controller: ControllerService, request: Request) -> Values:
+    message = request.message
     kind = getattr(message, "election_type", PREFERRED)
     if kind not in (PREFERRED, UNCLEAN):
         raise KafkaError(ErrorCode.invalid_request, f"there is no election type {kind}")
@@ -36,7 +37,7 @@ async def handle(node: Services, request: Request) -> Values:
     else:
         partitions = [(topic.topic, index) for topic in message.topic_partitions for index in topic.partitions]
     if kind == PREFERRED:
-        outcomes = await node.controller.elect_preferred(partitions, bounded_wait_s(message.timeout))
+        outcomes = await controller.elect_preferred(partitions, bounded_wait_s(message.timeout))
     else:
         plan = await propose_within(
             metadata, message.timeout, lambda image: plan_unclean_elections(image, BrokerStates.of(image), partitions)

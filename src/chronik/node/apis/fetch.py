@@ -22,18 +22,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from uuid import UUID
 
 from chronik.metadata.image import ClusterImage
-from chronik.node.apis.services import Services
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition import ColdOutcomes, ColdRead, Partition, is_damage, run_cold_reads
-from chronik.node.serving.api import Api
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Buffer, Reply, Request
 from chronik.node.serving.fetch_sessions import (
     NO_SESSION,
     FetchSession,
+    FetchSessions,
     PartitionKey,
 )
+from chronik.node.serving.server import Server
 from chronik.observe.traces import PartitionTrace, TraceRing, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -49,6 +54,17 @@ FOLLOWER_READS_FROM_VERSION = 11
 NODE_ENDPOINTS_FROM_VERSION = 16
 OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 WAIT_MS_MAX = 5 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of the node that this API uses."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    host: PartitionHost
+    server: Server
+    fetch_sessions: FetchSessions
 
 
 def handle(node: Services, request: Request, reply: Reply) -> None:
@@ -463,3 +479,7 @@ def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: 
 
 
 API = Api(ApiKey.FETCH, (4, 18))
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, hot=partial(handle, services))

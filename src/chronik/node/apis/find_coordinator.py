@@ -10,8 +10,8 @@ Not supported: transactions (type 1; `transactions` explains the error) and shar
 """
 
 from chronik.node.admin.responses import error_values
-from chronik.node.apis.services import Services
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -22,23 +22,23 @@ FIRST_VERSION_WITH_MANY_KEYS = 4
 NO_COORDINATOR: Values = {"node_id": -1, "host": "", "port": -1}
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
     key_type = getattr(message, "key_type", GROUP)
     if request.api_version < FIRST_VERSION_WITH_MANY_KEYS:
-        coordinator = await _find(node, message.key, key_type)
+        coordinator = await _find(groups, message.key, key_type)
         del coordinator["key"]
         return coordinator
-    return {"coordinators": [await _find(node, key, key_type) for key in message.coordinator_keys]}
+    return {"coordinators": [await _find(groups, key, key_type) for key in message.coordinator_keys]}
 
 
-async def _find(node: Services, key: str, key_type: int) -> Values:
+async def _find(groups: GroupService, key: str, key_type: int) -> Values:
     try:
         if key_type == TRANSACTION:
             raise KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
         if key_type != GROUP:
             raise KafkaError(ErrorCode.invalid_request, f"Coordinators of type {key_type} are not supported.")
-        leader = await node.groups.coordinator_of(key)
+        leader = await groups.coordinator_of(key)
     except KafkaError as error:
         return {"key": key, **error_values(error), **NO_COORDINATOR}
     return {"key": key, **error_values(None), "node_id": leader.id, "host": leader.host, "port": leader.port}

@@ -7,15 +7,15 @@ Behaviour
 Versions: 3 static members, 4 flexible.
 """
 
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
     instance_id = getattr(message, "group_instance_id", None)
-    error = node.groups.heartbeat(message.group_id, message.member_id, message.generation_id, instance_id)
+    error = groups.heartbeat(message.group_id, message.member_id, message.generation_id, instance_id)
     return {"error_code": error}
 
 

@@ -11,16 +11,18 @@ Not supported: groups and client metrics, and loggers, whose levels are set when
 """
 
 from chronik.node.admin.configs import Change, alter_resources, refuse_resources
-from chronik.node.apis.services import Services
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, request: Request) -> Values:
     return await alter_resources(
-        node.runtime,
-        node.metadata,
-        node.host,
+        runtime,
+        metadata,
+        host,
         request.message,
         lambda config: Change(config.name, config.config_operation, config.value),
         replaces_all=False,

@@ -8,8 +8,8 @@ Versions: 2 flexible, 3 id and epoch in the request, 4 PRODUCER_FENCED.
 Not supported: a transactional id; `transactions` explains the error.
 """
 
-from chronik.node.apis.services import Services
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
+from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -17,7 +17,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 EPOCH_MAX = 0x7FFE
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(producer_ids: ProducerIds, request: Request) -> Values:
     message = request.message
     if message.transactional_id is not None:
         raise KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
@@ -25,7 +25,7 @@ async def handle(node: Services, request: Request) -> Values:
     known_epoch = getattr(message, "producer_epoch", -1)
     if known_id >= 0 and 0 <= known_epoch < EPOCH_MAX:
         return {"error_code": ErrorCode.none, "producer_id": known_id, "producer_epoch": known_epoch + 1}
-    return {"error_code": ErrorCode.none, "producer_id": await node.producer_ids.next(), "producer_epoch": 0}
+    return {"error_code": ErrorCode.none, "producer_id": await producer_ids.next(), "producer_epoch": 0}
 
 
 def on_error(request: Request, code: ErrorCode) -> Values:

@@ -18,8 +18,9 @@ from datetime import timedelta
 
 from chronik.groups.member import JoinRequest
 from chronik.groups.rebalance import join_error
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
+from chronik.observe.logging import Logger
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
@@ -29,16 +30,15 @@ FIRST_VERSION_WITH_SKIP_ASSIGNMENT = 9
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, log: Logger, request: Request) -> Values:
     message = request.message
     session_timeout_ms = message.session_timeout // _MILLISECOND
     rebalance_timeout_ms = getattr(message, "rebalance_timeout", -_MILLISECOND) // _MILLISECOND
     instance_id = getattr(message, "group_instance_id", None)
     reason = getattr(message, "reason", None)
     if reason:
-        log = node.runtime.log.bind(component="groups")
         log.debug("member_joins", group=message.group_id, member=message.member_id, reason=reason)
-    return await node.groups.join(
+    return await groups.join(
         JoinRequest(
             group_id=message.group_id,
             member_id=message.member_id,

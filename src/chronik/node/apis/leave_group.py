@@ -8,26 +8,26 @@ Behaviour
 Versions: 3 many members, 4 flexible, 5 reason (logged at debug).
 """
 
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
+from chronik.observe.logging import Logger
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
 FIRST_VERSION_WITH_MANY_MEMBERS = 3
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, log: Logger, request: Request) -> Values:
     message = request.message
     if request.api_version < FIRST_VERSION_WITH_MANY_MEMBERS:
-        left = await node.groups.leave(message.group_id, [(message.member_id, None)])
+        left = await groups.leave(message.group_id, [(message.member_id, None)])
         error = left["error_code"]
         return {"error_code": left["members"][0]["error_code"] if error is ErrorCode.none else error}
     for member in message.members:
         reason = getattr(member, "reason", None)
         if reason:
-            log = node.runtime.log.bind(component="groups")
             log.debug("member_leaves", group=message.group_id, member=member.member_id, reason=reason)
-    return await node.groups.leave(
+    return await groups.leave(
         message.group_id, [(member.member_id, member.group_instance_id) for member in message.members]
     )
 

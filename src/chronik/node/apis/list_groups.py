@@ -7,19 +7,19 @@ Behaviour
 Versions: 3 flexible, 4 states, 5 types: every group here is of type "classic".
 """
 
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
     states = [state.lower() for state in getattr(message, "states_filter", ())]
     types = [kind.lower() for kind in getattr(message, "types_filter", ())]
     listed = [
         group
-        for group in node.groups.groups()
+        for group in groups.groups()
         if (not states or group["group_state"].lower() in states) and (not types or group["group_type"] in types)
     ]
     return {"error_code": ErrorCode.none, "groups": listed}

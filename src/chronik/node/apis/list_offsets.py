@@ -22,9 +22,13 @@ Not supported: tiered storage.
 
 from __future__ import annotations
 
-from chronik.node.apis.services import Services
+from functools import partial
+from typing import NamedTuple
+
 from chronik.node.replicas.partition import Partition
-from chronik.node.serving.api import Api, Values
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -38,6 +42,13 @@ UNKNOWN = -1
 DEBUGGING_REPLICA = -2
 NOT_AVAILABLE_FROM_VERSION = 5
 TIMES_FROM_VERSION = 1
+
+
+class Services(NamedTuple):
+    """The parts of the node that this API uses."""
+
+    runtime: Runtime
+    host: PartitionHost
 
 
 async def handle(node: Services, request: Request) -> Values:
@@ -134,3 +145,7 @@ def on_error(request: Request, code: ErrorCode) -> Values:
 
 
 API = Api(ApiKey.LIST_OFFSETS, (0, 9), on_error=on_error)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

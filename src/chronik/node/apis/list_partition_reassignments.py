@@ -8,12 +8,12 @@ Answered by the controller, which begins and ends reassignments; other nodes for
 
 from chronik.metadata.reassignment import reassigning
 from chronik.node.admin.responses import by_topic, error_values
-from chronik.node.apis.services import Services
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(metadata: MetadataLog, request: Request) -> Values:
     topics = request.message.topics
     requested = None
     if topics is not None:
@@ -28,7 +28,7 @@ async def handle(node: Services, request: Request) -> Values:
                 "removing_replicas": list(partition.removing),
             },
         )
-        for name, partition in reassigning(node.metadata.image, requested)
+        for name, partition in reassigning(metadata.image, requested)
     )
     return {
         **error_values(None),

@@ -11,14 +11,30 @@ Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline
 10 topic ids, 12 topics by id, 13 top-level error.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage, TopicImage, check_topic_name
 from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS, find_topic
-from chronik.node.apis.services import Services
+from chronik.node.admin.topics import Topics
+from chronik.node.config import NodeConfig
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.departures import Departures
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
+
+
+class Services(NamedTuple):
+    """The parts of the node that this API uses."""
+
+    config: NodeConfig
+    metadata: MetadataLog
+    departures: Departures
+    topics: Topics
+    groups: GroupService
+    host: PartitionHost
 
 
 async def handle(node: Services, request: Request) -> Values:
@@ -32,7 +48,7 @@ async def handle(node: Services, request: Request) -> Values:
         found = [find_topic(node.metadata.image, entry) for entry in requested]
         names = [entry.name if topic is None else topic.name for entry, topic in zip(requested, found, strict=True)]
         await node.departures.wait_for_failover([name for name in names if name is not None])
-        may_create = getattr(message, "allow_auto_topic_creation", True) and node.runtime.config.auto_create_topics
+        may_create = getattr(message, "allow_auto_topic_creation", True) and node.config.auto_create_topics
         topics = [await _find(node, entry, may_create) for entry in requested]
     if getattr(message, "include_topic_authorized_operations", False):
         for topic in topics:

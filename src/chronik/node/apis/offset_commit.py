@@ -16,7 +16,8 @@ from typing import Any
 from chronik.groups.commits import CommitRequest
 from chronik.groups.records import TopicPartition
 from chronik.node.admin.responses import each_partition, find_topic, refuse_partitions
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -24,9 +25,9 @@ from chronik.wire.errors import ErrorCode
 FIRST_VERSION_WITH_TOPIC_IDS = 10
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, metadata: MetadataLog, request: Request) -> Values:
     message = request.message
-    topics = {_key(entry): find_topic(node.metadata.image, entry) for entry in message.topics}
+    topics = {_key(entry): find_topic(metadata.image, entry) for entry in message.topics}
     offsets: list[tuple[TopicPartition, int, int, str]] = []
     for entry in message.topics:
         topic = topics[_key(entry)]
@@ -37,7 +38,7 @@ async def handle(node: Services, request: Request) -> Values:
                 offsets.append((partition, each.committed_offset, leader_epoch, each.committed_metadata or ""))
     errors: dict[TopicPartition, ErrorCode] = {}
     if offsets:
-        errors = await node.groups.commit(
+        errors = await groups.commit(
             CommitRequest(
                 group_id=message.group_id,
                 generation=message.generation_id_or_member_epoch,

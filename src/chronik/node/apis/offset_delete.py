@@ -8,22 +8,23 @@ Versions: only 0.
 """
 
 from chronik.node.admin.responses import each_partition
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, metadata: MetadataLog, request: Request) -> Values:
     message = request.message
-    image = node.metadata.image
+    image = metadata.image
     known = [
         (str(topic.name), int(partition.partition_index))
         for topic in message.topics
         for partition in topic.partitions
         if image.partition(topic.name, partition.partition_index) is not None
     ]
-    error, errors = await node.groups.delete_offsets(message.group_id, list(dict.fromkeys(known)))
+    error, errors = await groups.delete_offsets(message.group_id, list(dict.fromkeys(known)))
     if error is not ErrorCode.none:
         return {"error_code": error, "topics": []}
     unknown = ErrorCode.unknown_topic_or_partition

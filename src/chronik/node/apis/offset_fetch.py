@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 from chronik.groups.records import CommittedOffset, TopicPartition
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.responses import find_topic, topic_key
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -29,31 +30,30 @@ RequestedTopic: TypeAlias = tuple[Values, str | None, Iterable[int]]
 """The fields that identify the topic in the response, its name (None if its id is unknown), and partitions."""
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, metadata: MetadataLog, request: Request) -> Values:
     message = request.message
     version = request.api_version
     if version >= FIRST_VERSION_WITH_MANY_GROUPS:
-        return {"groups": [await _group(node, version, group) for group in message.groups]}
-    fetched = await _group(node, version, message)
+        return {"groups": [await _group(groups, metadata, version, group) for group in message.groups]}
+    fetched = await _group(groups, metadata, version, message)
     del fetched["group_id"]
     if fetched["error_code"] is not ErrorCode.none and message.topics is not None:
         return _failed_topics(message.topics, fetched["error_code"])
     return fetched
 
 
-async def _group(node: Services, version: int, group: Any) -> Values:
+async def _group(groups: GroupService, metadata: MetadataLog, version: int, group: Any) -> Values:
     """Return one group's offsets. `group` is a group of the request, or the request itself before version 8."""
-    image = node.metadata.image
     topics: list[RequestedTopic] = []
     partitions: list[TopicPartition] | None = None
     if group.topics is not None:
-        topics = [(topic_key(topic), _name(image, topic), topic.partition_indexes) for topic in group.topics]
+        topics = [(topic_key(topic), _name(metadata.image, topic), topic.partition_indexes) for topic in group.topics]
         partitions = [(name, index) for _, name, indexes in topics if name is not None for index in indexes]
-    error, committed = await node.groups.committed(group.group_id, partitions)
+    error, committed = await groups.committed(group.group_id, partitions)
     if error is not ErrorCode.none:
         return {"group_id": group.group_id, "error_code": error, "topics": []}
     if group.topics is None:
-        topics = _all_topics(node.metadata.image, version, committed)
+        topics = _all_topics(metadata.image, version, committed)
     return {
         "group_id": group.group_id,
         "error_code": ErrorCode.none,

@@ -10,14 +10,14 @@ Versions: 3 replica id, 4 flexible.
 from typing import Any
 
 from chronik.node.admin.responses import each_partition, refuse_partitions
-from chronik.node.apis.services import Services
+from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(host: PartitionHost, request: Request) -> Values:
     def epoch_end(topic: Any, requested: Any) -> Values:
-        partition = node.host.require_leader(topic.topic, requested.partition)
+        partition = host.require_leader(topic.topic, requested.partition)
         partition.check_leader_epoch(requested.current_leader_epoch)
         epoch, end_offset = partition.log.end_offset_for_epoch(requested.leader_epoch)
         return {"leader_epoch": epoch, "end_offset": end_offset}

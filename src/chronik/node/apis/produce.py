@@ -18,15 +18,19 @@ Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from chronik.metadata.image import TopicImage
-from chronik.node.apis.services import Services
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.forwarding.forwarding import ForwardedBatch, ForwardedRequest
+from chronik.node.forwarding.forwarding import ForwardedBatch, ForwardedRequest, Forwarding
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition import Appended, Waiter
-from chronik.node.serving.api import Api
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Reply, Request
+from chronik.node.serving.deadlines import Deadlines
 from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header
@@ -42,6 +46,17 @@ from chronik.wire.produce import (
 
 ZSTD_FROM_VERSION = 7
 TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of the node that this API uses."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    host: PartitionHost
+    forwarding: Forwarding
+    deadlines: Deadlines
 
 
 def handle(node: Services, request: Request, reply: Reply) -> None:
@@ -307,3 +322,7 @@ class PendingProduce:
 
 
 API = Api(ApiKey.PRODUCE, (0, 13), readable_from=3)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, hot=partial(handle, services))

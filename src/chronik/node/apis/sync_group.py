@@ -9,14 +9,14 @@ Versions: 3 static members, 4 flexible, 5 protocol type and name, which must mat
 """
 
 from chronik.groups.member import SyncRequest
-from chronik.node.apis.services import Services
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
-    return await node.groups.sync(
+    return await groups.sync(
         SyncRequest(
             group_id=message.group_id,
             generation=message.generation_id,

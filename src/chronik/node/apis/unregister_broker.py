@@ -7,14 +7,14 @@ Behaviour
 - If the node is the controller, another node takes over first; NOT_CONTROLLER then makes the client retry.
 """
 
-from chronik.node.apis.services import Services
+from chronik.node.membership.controller_service import ControllerService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
 
-async def handle(node: Services, request: Request) -> Values:
-    await node.controller.remove_node(request.message.broker_id)
+async def handle(controller: ControllerService, request: Request) -> Values:
+    await controller.remove_node(request.message.broker_id)
     return {"error_code": ErrorCode.none, "error_message": None}
 
 
