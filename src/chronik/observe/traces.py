@@ -133,8 +133,11 @@ Trace: TypeAlias = (
 
 encode_trace: Callable[[Trace], bytes] = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[Trace] = msgspec.json.Decoder(Trace)
-decode_trace: Callable[[bytes | str], Trace] = _decoder.decode
-"""Decode an event; ValueError if the text is not one."""
+
+
+def decode_trace(data: bytes | str) -> Trace:
+    """Decode an event; ValueError if the text is not one. A function, because Spark sends it to its workers."""
+    return _decoder.decode(data)
 
 
 class TracePage(msgspec.Struct, frozen=True):
