@@ -6,6 +6,7 @@ match is recorded as received, and the checker reports it as never sent.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -48,6 +49,7 @@ CONSUMER = {
     "fetch.error.backoff.ms": 50,
     "retry.backoff.ms": 50,
     "check.crcs": True,
+    "statistics.interval.ms": 1_000,
 }
 
 UNANSWERED_MAX = 2_000
@@ -56,6 +58,19 @@ POLL_RECORDS_MAX = 500
 POLL_TIMEOUT_S = 0.1
 WANDERS = 0.02
 """The share of a wandering consumer's polls before which it seeks back."""
+SHOWN_STATISTICS = (
+    "broker",
+    "leader",
+    "leader_epoch",
+    "fetch_state",
+    "next_offset",
+    "app_offset",
+    "hi_offset",
+    "fetchq_cnt",
+    "rxmsgs",
+    "rx_ver_drops",
+)
+"""What librdkafka's statistics say of a partition: who serves it, who leads it, and how far the client is."""
 FLUSH_TIMEOUT_S = 130.0
 JOIN_TIMEOUT_S = 150.0
 
@@ -210,6 +225,7 @@ class RecordedConsumer(RecordedClient):
     ) -> None:
         super().__init__(recorder, name, topic, partitions)
         self.next_offsets = dict.fromkeys((named(topic, partition) for partition in partitions), 0)
+        self._statistics = "{}"
         self._consumer = Consumer(
             {
                 **CONSUMER,
@@ -217,10 +233,25 @@ class RecordedConsumer(RecordedClient):
                 "bootstrap.servers": bootstrap,
                 "group.id": f"unused-{name}",
                 "client.id": name,
+                "stats_cb": self._keep_statistics,
                 **(options or {}),
             }
         )
         self._thread.start()
+
+    def describe(self, where: str) -> str:
+        """Return what the client itself last said of a partition, and of its connections: why it may not read on."""
+        last = json.loads(self._statistics)
+        partition = where.rpartition("-")[2]
+        known = last.get("topics", {}).get(self._topic, {}).get("partitions", {}).get(partition, {})
+        shown = {key: known[key] for key in SHOWN_STATISTICS if key in known}
+        connections = {
+            broker["nodeid"]: broker["state"] for broker in last.get("brokers", {}).values() if broker["nodeid"] >= 0
+        }
+        return f"{self.name} at {self.next_offsets.get(where)} of {where}: {shown}, connections: {connections}"
+
+    def _keep_statistics(self, statistics: str) -> None:
+        self._statistics = statistics
 
     def _run(self) -> None:
         try:

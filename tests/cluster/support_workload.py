@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -169,7 +169,7 @@ class Workload:
         if self.members:
             committed = self.commits.committed()
             behind = {where: end - committed.get(where, 0) for where, end in ends.items()}
-            assert max(behind.values()) <= 0, f"the group is behind: {behind}"
+            assert max(behind.values()) <= 0, f"the group is behind: {behind}\n{_described(self.members, behind)}"
         return True
 
     def longest_gap_ms(self, from_s: float = 0.0, partitions: Sequence[int] | None = None) -> float:
@@ -187,8 +187,17 @@ class Workload:
 def _has_read(reader: RecordedConsumer, ends: dict[str, int]) -> bool:
     assert reader.errors == [], reader.errors[:5]
     behind = {where: end - reader.next_offsets[where] for where, end in ends.items()}
-    assert max(behind.values()) <= 0, f"the {reader.name} is behind: {behind}"
+    assert max(behind.values()) <= 0, f"the {reader.name} is behind: {behind}\n{_described([reader], behind)}"
     return True
+
+
+def _described(consumers: Sequence[RecordedConsumer], behind: Mapping[str, int]) -> str:
+    """Return what the clients themselves say of the partitions that they have not read to the end."""
+    lines: list[str] = []
+    for where in (where for where, records in behind.items() if records > 0):
+        assigned = [consumer.describe(where) for consumer in consumers if where in consumer.next_offsets]
+        lines += assigned or [f"no consumer has {where}"]
+    return "\n".join(lines)
 
 
 def all_replicas_agree(nodes: Nodes, ends: dict[str, int]) -> None:

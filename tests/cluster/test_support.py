@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_links import Links
 from tests.cluster.support_logs import replicas_agree
-from tests.cluster.support_recorder import content, value_of
+from tests.cluster.support_recorder import RecordedConsumer, content, value_of
 from tests.cluster.support_soak import SoakResults
+from tests.cluster.support_workload import PROGRESS, Workload
 from tests.node.support_wire import batch
+from tests.support.eventually import eventually
 
 from chronik.testing.history import check
 from chronik.testing.operations import Polled
@@ -103,6 +106,32 @@ def test_a_record_with_changed_content_has_no_known_value() -> None:
     assert value_of(content("p/0/123")) == "p/0/123"
     assert value_of(content("p/0/123")[:-1]) != "p/0/123"
     assert value_of(None) == "b''"
+
+
+def test_a_workload_that_does_not_end_says_what_its_clients_know_of_the_partition(
+    shared_nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = shared_nodes.new_topic(partitions=1)
+    leader = shared_nodes.leader(topic)
+    monkeypatch.setattr(Workload, "ends", lambda _: {f"{topic}-0": 1_000_000})
+    monkeypatch.setattr("tests.cluster.support_workload.DRAIN_TIMEOUT_S", 0.1)
+    with Workload(shared_nodes, topic, 1, members=1) as workload:
+        workload.proceed(PROGRESS)
+        member = workload.members[0]
+        for client in (workload.reader, member):
+            eventually(partial(says, client, f"{topic}-0", "'fetch_state': 'active'"))
+            says(client, f"{topic}-0", f"'broker': {leader}, 'leader': {leader}")
+            says(client, f"{topic}-0", f"{leader}: 'UP'")
+        with pytest.raises(
+            AssertionError, match=r"the reader is behind: .*\nreader at \d+ of .*'fetch_state': 'active'"
+        ):
+            workload.conclude(tmp_path / "history.jsonl")
+
+
+def says(client: RecordedConsumer, where: str, what: str) -> bool:
+    described = client.describe(where)
+    assert what in described, described
+    return True
 
 
 def test_soak_results_of_one_test_keep_the_results_of_other_tests(tmp_path: Path) -> None:
