@@ -59,27 +59,6 @@ WIRE_ONLY = ("groups",)
 # The public API; every other name of the package is private.
 EXPORTS: frozenset[str] = frozenset({"__version__", "Ledger"})
 
-# The packages that may read the real clock and random source; they pass both to all other packages.
-SEAMS = ("cli", "local", "testing")
-SEAM_MODULES = ("observe/logging.py",)
-BANNED_MODULES = {
-    "time": "time is handed in: loop.time(), or Environment.wall_ms",
-    "random": "chance is handed in: Environment.random",
-    "secrets": "chance is handed in: Environment.random",
-}
-BANNED_CALLS = {
-    "uuid.uuid1": "ids come from Environment.new_uuid",
-    "uuid.uuid4": "ids come from Environment.new_uuid",
-    "os.urandom": "chance is handed in: Environment.random",
-    "datetime.datetime.now": "the wall clock is handed in",
-    "datetime.datetime.utcnow": "the wall clock is handed in",
-    "datetime.datetime.today": "the wall clock is handed in",
-    "datetime.date.today": "the wall clock is handed in",
-    "asyncio.as_completed": "its order differs from run to run",
-}
-# A type used in annotations only, not a call.
-ALLOWED_IMPORTS = {"random.Random"}
-
 
 def room_of(path: Path) -> str:
     """Return the package that a file belongs to; empty for the top-level `__init__`."""
@@ -204,76 +183,6 @@ def test_nested_and_relative_imports_are_found() -> None:
 
 def test_every_package_and_module_has_a_docstring() -> None:
     assert [place(path, 1) for path in MODULES if not ast.get_docstring(parse(path))] == []
-
-
-def banned_uses(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
-    """Find uses of the real clock and randomness: banned modules by import, banned functions by use."""
-    bound: dict[str, str] = {}
-    for found in ast.walk(tree):
-        if isinstance(found, ast.Import):
-            for alias in found.names:
-                bound[alias.asname or alias.name.split(".")[0]] = (
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
-        elif isinstance(found, ast.ImportFrom) and not found.level:
-            for alias in found.names:
-                bound[alias.asname or alias.name] = f"{found.module}.{alias.name}"
-    for line, name in imported_names(tree, path):
-        top = name.split(".")[0]
-        if top in BANNED_MODULES and name not in ALLOWED_IMPORTS:
-            yield line, f"{name}: {BANNED_MODULES[top]}"
-    for found in ast.walk(tree):
-        if isinstance(found, ast.Call):
-            called = dotted(found.func, bound)
-            if called in ALLOWED_IMPORTS:
-                yield found.lineno, f"{called}(): {BANNED_MODULES['random']}"
-        if isinstance(found, ast.Attribute | ast.Name):
-            used = dotted(found, bound)
-            if used in BANNED_CALLS:
-                yield found.lineno, f"{used}: {BANNED_CALLS[used]}"
-
-
-def dotted(expression: ast.expr, bound: dict[str, str]) -> str:
-    """Return `expression` as a dotted name that starts at its import; empty if it is not such a name."""
-    if isinstance(expression, ast.Name):
-        return bound.get(expression.id, "")
-    if isinstance(expression, ast.Attribute):
-        base = dotted(expression.value, bound)
-        return f"{base}.{expression.attr}" if base else ""
-    return ""
-
-
-def is_seam(path: Path) -> bool:
-    return room_of(path) in SEAMS or path.relative_to(SOURCE).as_posix() in SEAM_MODULES
-
-
-def test_only_seam_modules_use_the_real_clock_and_randomness() -> None:
-    faults = [
-        f"{place(path, line)}: {fault}"
-        for path in MODULES
-        if not is_seam(path)
-        for line, fault in banned_uses(parse(path), path)
-    ]
-    assert faults == []
-
-
-def test_banned_uses_are_found_under_import_aliases() -> None:
-    source = (
-        "import time as t\nimport asyncio, datetime, uuid as u\nfrom random import Random, choice\n"
-        "from datetime import datetime as dt\n"
-        "def f(random: Random): return u.uuid4(), dt.now(), datetime.datetime.now(), Random(1)\n"
-        "def g(): return asyncio.as_completed([])\n"
-    )
-    found = sorted(fault.split(":")[0] for _, fault in banned_uses(ast.parse(source), SOURCE / "wire" / "frames.py"))
-    assert found == [
-        "asyncio.as_completed",
-        "datetime.datetime.now",
-        "datetime.datetime.now",
-        "random.Random()",
-        "random.choice",
-        "time",
-        "uuid.uuid4",
-    ]
 
 
 def test_package_exports_what_users_import_and_nothing_else() -> None:
