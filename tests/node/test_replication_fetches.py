@@ -306,6 +306,20 @@ async def test_a_follower_serves_no_consumer_without_a_rack_or_a_lease(cluster: 
     assert (await cluster[2].consume(0, rack="b")).error_code == ErrorCode.not_leader_or_follower
 
 
+@pytest.mark.parametrize(("known_epoch", "preferred"), [(-1, -1), (0, -1), (1, 2)])
+@on_cluster()
+async def test_a_consumer_that_knows_the_leader_and_asks_another_node_is_sent_there(
+    cluster: Cluster, known_epoch: int, preferred: int
+) -> None:
+    await cluster[1].produce(b"a")
+    cluster.change(leader=2)
+    wanted = FetchPartition(0, known_epoch, 0, -1, -1, 1 << 20)
+    fetch = FetchRequest(max_wait_ms=0, min_bytes=1, topics=[FetchTopic(None, TOPIC_ID, [wanted])])
+    response = (await cluster[3].fetch(fetch)).topics[0][2][0]
+    assert (response.error_code, response.current_leader) == (ErrorCode.not_leader_or_follower, (2, 1))
+    assert response.preferred_read_replica == preferred
+
+
 @pytest.mark.parametrize("offset", [2, 3])
 @on_cluster(racks=RACKS)
 async def test_a_consumer_at_a_follower_waits_for_records_that_are_not_there_yet(cluster: Cluster, offset: int) -> None:

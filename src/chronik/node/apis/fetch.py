@@ -10,7 +10,8 @@ Behaviour
 - A new leader waits, up to max_wait_ms, until its watermark reaches its epoch's start: clients may have seen a higher
   watermark. After that it answers OFFSET_NOT_AVAILABLE (before version 11 NOT_LEADER_OR_FOLLOWER).
 - A consumer with a rack is redirected to an in-sync replica there (KIP-392), which serves up to its own watermark.
-- Errors caused by old metadata include the current leader (KIP-951).
+- Errors caused by old metadata include the current leader (KIP-951). If the client's epoch is not old, the leader is
+  also the preferred read replica, for librdkafka.
 - Replicas of this cluster use their own kind of session, see `replica_sessions`.
 Versions: 5 log start offset, 7 sessions, 9 leader epoch, 11 follower reads, 12 flexible and diverging epochs, 13 topic
 ids, 15 replica state, 16 node endpoints, 17 directory ids, 18 the follower's watermark.
@@ -381,13 +382,17 @@ class PendingFetch:
             return []
         node = self._node
         endpoints: dict[int, tuple[int, str, int, str | None]] = {}
-        for (key, _), response in zip(self._entries, responses, strict=True):
+        for (key, requested), response in zip(self._entries, responses, strict=True):
             if response.error_code not in OLD_METADATA:
                 continue
             topic = self._name(key)
             leader = None if topic is None else node.host.other_leader(topic, key[1])
             if leader is not None:
                 response.current_leader, broker = leader
+                if requested.current_leader_epoch == response.current_leader[1]:
+                    # librdkafka can fetch from another node than the leader that it knows, and then ignores the hint
+                    # and Metadata until another node leads (its pull request 5593). It follows a read replica.
+                    response.preferred_read_replica = broker.id
                 endpoints[broker.id] = (broker.id, broker.host, broker.port, broker.rack)
         return list(endpoints.values())
 
