@@ -43,7 +43,8 @@ from chronik.raft.store import Entry, EntryKind, Persist, Snapshot, StoredState,
 from chronik.storage.disk import RealDisk
 
 DISK_TIMEOUT_MS = 500
-SETTINGS = RaftSettings(heartbeat_interval_ms=20, election_timeout_ms=60)
+# Long enough that a leader on a busy machine does not step down between two turns of a test.
+SETTINGS = RaftSettings(heartbeat_interval_ms=50, election_timeout_ms=300)
 OWN, OTHER = UUID(int=1), UUID(int=2)
 
 
