@@ -153,7 +153,7 @@ async def test_a_node_contacted_under_a_wrong_id_returns_its_own_id(tmp_path: Pa
         assert "looks for node 7" in refusal
         assert await greet(one, Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")) == ""
         assert "used twice" in await greet(one, Hello("", 1, UUID(int=5), 1, "127.0.0.1:5"))
-        assert "is not an address to connect to" in await greet(one, Hello("", 5, UUID(int=5), 1, "nowhere"))
+        assert "names no address" in await greet(one, Hello("", 5, UUID(int=5), 1, "nowhere"))
 
 
 async def test_a_slow_call_does_not_delay_later_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,6 @@ from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.primitives import NodeEndpoint
 from chronik.wire.produce import (
     ProducePartitionResponse,
-    ProduceRequest,
     read_produce_request,
     write_produce_response,
 )
@@ -68,7 +67,7 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     elif produce.transactional_id is not None:
         refused = KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
     now_ms = node.runtime.env.wall_ms()
-    pending = PendingProduce(node, request, reply, produce, [], [])
+    pending = PendingProduce(node, request, reply, acks, produce.timeout_ms, [], [])
     for topic in produce.topics:
         name = topic.name if topic.name is not None else _topic_name(node, topic.topic_id)
         responses: list[ProducePartitionResponse] = []
@@ -108,12 +107,16 @@ def _topic_name(node: Services, topic_id: UUID | None) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class PendingProduce:
-    """A produce request whose batches do not all have an outcome yet. Answered once; late calls do nothing."""
+    """A produce request whose batches do not all have an outcome yet. Answered once; late calls do nothing.
+
+    It does not hold the records: they would stay in memory until the disk and the followers have them.
+    """
 
     _node: Services
     _request: Request
     _reply: Reply
-    _produce: ProduceRequest
+    _acks: int
+    _timeout_ms: int
     topics: list[TopicResponses]
     _waiting: list[ProducePartitionResponse]
     _endpoints: dict[int, NodeEndpoint] | None = None
@@ -142,7 +145,7 @@ class PendingProduce:
             if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
                 raise
             hosted = node.host.partitions.get((name, response.partition))
-            if not forwarding.can_forward(connection, topic, response.partition, self._produce.acks):
+            if not forwarding.can_forward(connection, topic, response.partition, self._acks):
                 if hosted is not None:
                     # This node may lead again: its lease may be renewed, or a handover may be cancelled.
                     hosted.refused(records, error, now_ms)
@@ -159,7 +162,7 @@ class PendingProduce:
         answer: Waiter | None = None,
     ) -> bool:
         """Append to this node's log; return whether the response waits. `answer` replaces this request's own waiter."""
-        acks = self._produce.acks
+        acks = self._acks
         partition = self._node.host.require_leader(topic, response.partition, is_answer=False)
         if records is None or not len(records):
             raise KafkaError(ErrorCode.invalid_record, "no records")
@@ -203,7 +206,7 @@ class PendingProduce:
     def _forward(self, response: ProducePartitionResponse, topic: TopicImage, records: memoryview | None) -> None:
         """Forward to the leader after the earlier batches, or append locally if this node leads by then."""
         node, request, name = self._node, self._request, topic.name
-        acks = self._produce.acks
+        acks = self._acks
         done = self._wait_for(response) if acks != 0 else self._close_on_error
 
         def answer(error: KafkaError | None) -> None:
@@ -224,7 +227,7 @@ class PendingProduce:
             to, size_bytes = topic.partitions[response.partition].leader, len(records or b"")
             PartitionTrace(node.runtime.traces, name, response.partition).forwarded(request.client_id, to, size_bytes)
         if self._forwarded is None:
-            self._forwarded = ForwardedRequest(request.connection, acks, self._produce.timeout_ms)
+            self._forwarded = ForwardedRequest(request.connection, acks, self._timeout_ms)
         batch = memoryview(b"") if records is None else records
         node.forwarding.forward(ForwardedBatch(self._forwarded, topic, response, batch, append_here, outcome))
 
@@ -304,7 +307,7 @@ class PendingProduce:
             trace.rejected(self._request.client_id, error_name(error.code), error.message)
 
     def _trace_acknowledged(self, trace: PartitionTrace, appended: Appended) -> None:
-        request, acks = self._request, self._produce.acks
+        request, acks = self._request, self._acks
         elapsed_s = self._node.runtime.loop.time() - request.started_s
         trace.acknowledged(request.client_id, appended.base_offset, appended.last_offset, acks, elapsed_s)
 

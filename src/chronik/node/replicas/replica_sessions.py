@@ -304,7 +304,8 @@ class ReplicaSession:
         except Exception as error:
             if is_damage(error):
                 partition.found_damaged(offset, "read", str(error))
-            self._sessions.log.error("read_failed", **partition.log_fields, error=repr(error))
+            else:
+                self._sessions.log.error("read_failed", **partition.log_fields, error=repr(error))
             response.error_code = ErrorCode.kafka_storage_error
             size_bytes = 0
         entry.is_open = False
@@ -326,8 +327,9 @@ class ReplicaSession:
             else:
                 if isinstance(outcome, Exception) and is_damage(outcome):
                     partition.found_damaged(read.job.offset, "read", str(outcome))
+                else:
+                    self._sessions.log.error("read_failed", **partition.log_fields, error=repr(outcome))
                 # Without an error the follower would wait forever for these records.
-                self._sessions.log.error("read_failed", **partition.log_fields, error=repr(outcome))
                 read.response.error_code = ErrorCode.kafka_storage_error
         self._send(waiting, topics)
 
