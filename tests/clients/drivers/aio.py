@@ -117,7 +117,11 @@ class AiokafkaMember(PollingMember):
             await consumer.start()
             return consumer
 
-        self._consumer = self._runner.run(start())
+        try:
+            self._consumer = self._runner.run(start())
+        except BaseException:
+            self._runner.close()
+            raise
 
     def step(self) -> tuple[list[Received], frozenset[int]]:
         async def step() -> list[Received]:
@@ -133,8 +137,8 @@ class AiokafkaMember(PollingMember):
         return got, frozenset(partition.partition for partition in self._consumer.assignment())
 
     def close(self) -> None:
-        self._runner.run(self._consumer.stop())
-        self._runner.close()
+        with self._runner:
+            self._runner.run(self._consumer.stop())
 
 
 class AiokafkaAdmin:
