@@ -1,4 +1,4 @@
-"""Files of a running node rot or vanish: its scrubber detects it, and the replica heals and is in sync without help.
+"""Files of a running node rot or vanish: it detects that, and the replica heals and is in sync without help.
 
 Meanwhile records flow with acks=all to a leader's and to a follower's damaged replica. Their history passes the
 checker, all of them are reread from the start, and afterwards all replicas are identical.
@@ -95,8 +95,12 @@ def test_damaged_replicas_of_a_leader_and_a_follower_are_healed_under_load(
             damage(segment)
         for partition, victim in victims.items():
             healed = wait_until_healed(nodes, victim, partition)
-            assert (healed["topic"], healed["how"]) == (topic, "scrub")
-            assert healed["offset"] == int(segments[partition].stem)
+            assert healed["topic"] == topic
+            if partition == FOLLOWED:
+                assert (healed["how"], healed["offset"]) == ("scrub", int(segments[partition].stem))
+            else:
+                # A consumer may read the damaged records before the scrubber does.
+                assert healed["how"] in ("scrub", "read")
             (folder,) = healed["set_aside"]
             moved = {path.name for path in Path(folder).glob("*.log")}
             # The damaged segment and all later ones were set aside; only the test deleted anything.

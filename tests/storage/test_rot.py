@@ -1,15 +1,18 @@
-"""Data on disk may have been corrupted before the log was opened, so its checksums are verified on the first read."""
+"""A disk may corrupt data at any time, so reads verify checksums, except of what was just appended."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tests.storage.helpers import NOW_MS, SMALL, append_many, headers
 
+from chronik.storage import segments
 from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log
 from chronik.wire.batch import HEADER_BYTES
+from chronik.wire.errors import ErrorCode, KafkaError
 
 BATCHES = 100
 
@@ -46,19 +49,37 @@ def read_on(log: Log, offset: int) -> tuple[bytes, int, int | None]:
     return data, job.result.next_offset, job.damaged_at
 
 
-def test_batches_on_disk_are_read_in_a_thread_once_and_then_from_memory(folder: str) -> None:
+def test_batches_of_closed_segments_are_checked_each_time_also_if_this_process_wrote_them(folder: str) -> None:
+    log = Log.open(RealDisk(), f"{folder}-new", SMALL, NOW_MS)
+    append_many(log, BATCHES)
+    _, offset, _ = read_on(log, 0)
+    assert log.read(0, 10_000, BATCHES) is not None, "a second read at the same position needs no search"
+    bad = flip(log.folder, segment=0, batch=0)
+    assert bad == 0 and log.read(0, 10_000, BATCHES) is None
+    assert read_on(log, 0)[2] == 0
+    assert read_on(log, offset)[2] is None
+    log.close()
+
+
+def test_a_thread_checks_many_small_batches(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = opened(folder)
-    offset = 0
-    while offset < BATCHES:
-        assert log.read(offset, 10_000, BATCHES) is None
-        _, offset, damaged_at = read_on(log, offset)
-        assert damaged_at is None
-    offset = 0
-    while offset < BATCHES:
-        read_on(log, offset)  # finds the position, so that the next read needs no lookup
-        found = log.read(offset, 10_000, BATCHES)
-        assert found is not None
-        offset = found.next_offset
+    read_on(log, 0)
+    assert log.read(0, 10_000, BATCHES) is not None
+    monkeypatch.setattr(segments, "CHECKED_ON_LOOP_MAX", 2)
+    assert log.read(0, 10_000, BATCHES) is None
+    log.close()
+
+
+def test_a_batch_with_a_wrong_offset_ends_the_read(folder: str) -> None:
+    """The CRC does not cover the offset: only the next batch shows that it is wrong."""
+    path = min(Path(folder).glob("*.log"))
+    data = bytearray(path.read_bytes())
+    at, header = headers(bytes(data))[2]
+    data[at + 7] ^= 4
+    path.write_bytes(data)
+    log = opened(folder)
+    assert read_on(log, 0)[1:] == (header.base_offset, None)
+    assert read_on(log, header.base_offset)[2] == header.base_offset + 4
     log.close()
 
 
@@ -87,13 +108,28 @@ def test_a_read_from_the_middle_of_a_segment_leaves_earlier_batches_unchecked(fo
     log.close()
 
 
-def test_batches_that_this_process_wrote_are_not_checked_again(folder: str) -> None:
+def test_a_read_does_not_continue_after_a_segment_that_was_cut_at_a_batch_border(folder: str) -> None:
     log = opened(folder)
+    first, second = log._segments.all[:2]
+    *_, (position, last) = headers(Path(first.path).read_bytes())
+    os.truncate(first.path, position)
+    offset = 0
+    while offset < last.base_offset:
+        _, offset, damaged_at = read_on(log, offset)
+        assert damaged_at is None
+    with pytest.raises(KafkaError, match="ends before offset") as error:
+        read_on(log, last.base_offset)
+    assert error.value.code == ErrorCode.corrupt_message
+    assert read_on(log, second.base_offset)[2] is None
+    log.close()
+
+
+def test_what_was_just_appended_is_not_checked(folder: str) -> None:
+    log = opened(folder)
+    active = log._segments.all[-1]
+    assert active.trusted_from == active.size_bytes
     append_many(log, BATCHES)
-    segments = log._segments.all
-    assert segments[-1].is_checked(0, segments[-1].size_bytes)
-    own = [segment for segment in segments if segment.base_offset >= BATCHES]
-    assert own and all(segment.is_checked(0, segment.size_bytes) for segment in own)
-    shared = next(segment for segment in reversed(segments) if segment.base_offset < BATCHES)
-    assert not shared.is_checked(0, 1) and shared.is_checked(shared.unchecked_to, shared.size_bytes)
+    *closed, active = log._segments.all
+    assert all(segment.trusted_from == segment.size_bytes for segment in closed)
+    assert active.trusted_from == 0 < active.size_bytes
     log.close()

@@ -15,7 +15,6 @@ from tests.storage.test_compaction import compact, put
 
 from chronik.storage import scrubbing
 from chronik.storage.config import LogConfig
-from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log
 from chronik.storage.scrubbing import SegmentScrub
 from chronik.storage.segment import segment_path
@@ -344,16 +343,3 @@ def test_scrubbing_reads_a_large_segment_in_pieces(monkeypatch: pytest.MonkeyPat
         positions.append(scrub.position)
     assert len(positions) > 5 and positions == sorted(positions)
     assert positions[-1] == scrub.segment.size_bytes and is_whole(scrub)
-
-
-def test_readers_do_not_check_scrubbed_batches_again(tmp_path: object) -> None:
-    folder = f"{tmp_path}/t-0"
-    log = Log.open(RealDisk(), folder, SMALL, NOW_MS)
-    append_many(log, BATCHES)
-    log.close()
-    log = Log.open(RealDisk(), folder, SMALL, NOW_MS, clean=True)
-    segment = log._segments.all[SECOND]
-    assert not segment.is_checked(0, segment.size_bytes)
-    assert is_whole(scrubbed(log, SECOND))
-    assert segment.is_checked(0, segment.size_bytes)
-    log.close()

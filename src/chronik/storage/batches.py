@@ -94,6 +94,25 @@ def end_of_whole_batches(data: Buffer, offset: int, upto_offset: int, start: int
     return at, last_base + delta + 1
 
 
+def end_of_intact_batches(data: memoryview, offset: int) -> tuple[int, int]:
+    """Return where the first batch with a wrong CRC or offset begins in `data`, and the offset after those before it.
+
+    `data` holds whole batches; the first one contains `offset`, or follows it.
+    """
+    at, before = 0, (0, offset)
+    while at < len(data):
+        header = read_batch_header(data, at)
+        end = at + header.size_bytes
+        if at > 0 and header.base_offset < offset:
+            # This batch's offset is wrong, or the one before; the CRC does not cover it.
+            return before
+        if header.last_offset < offset or not is_intact(data[at:end], header):
+            break
+        before = at, offset
+        at, offset = end, header.next_offset
+    return at, offset
+
+
 class ScannedBatch(NamedTuple):
     """A batch with all of its bytes, and whether its CRC is correct."""
 

@@ -366,7 +366,10 @@ class Log:
         """Return the same read as a job. A thread calls it once; it returns the batches."""
         if offset < self.log_start_offset or offset > self.log_end_offset:
             raise self._out_of_range(offset)
-        return self._segments.read_job(offset, max_bytes, upto_offset, min_one_batch, self.log_end_offset)
+        may_have_gap = self._may_have_gap_after(self._segments.index_of(offset))
+        return self._segments.read_job(
+            offset, max_bytes, upto_offset, min_one_batch, self.log_end_offset, may_have_gap=may_have_gap
+        )
 
     def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
         """Return a job that reads the headers of the batches that overlap [offset, to_offset), all below `upto_offset`.
@@ -606,9 +609,15 @@ class Log:
         if index + 1 >= len(segments) or segments[index].base_offset != base_offset:
             return None
         next_base = segments[index + 1].base_offset
-        may_have_gap = self.config.cleanup_compact or next_base <= self._cleaned_upto
+        may_have_gap = self._may_have_gap_after(index)
         epochs = LeaderEpochs(self.epochs.entries())
         return SegmentScrub(self.disk, segments[index], next_base, may_have_gap=may_have_gap, epochs=epochs)
+
+    def _may_have_gap_after(self, index: int) -> bool:
+        """Return whether compaction may have left a gap between this segment's last batch and its end."""
+        segments = self._segments.all
+        end = segments[index + 1].base_offset if index + 1 < len(segments) else self.log_end_offset
+        return self.config.cleanup_compact or end <= self._cleaned_upto
 
     def has_scrubbed(self, scrub: SegmentScrub) -> bool:
         """Return whether the segment is still closed and not changed by retention, compaction or truncation."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from chronik.storage.batches import end_of_whole_batches, is_intact
+from chronik.storage.batches import end_of_intact_batches, end_of_whole_batches, is_intact
 from chronik.storage.disk import Buffer
 from chronik.storage.segment import LogSegment, SegmentView
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
@@ -19,6 +19,8 @@ INDEXED_CUT_BYTES: Final = 64 * 1024
 """Reads of at least this size use the index to find where to cut, if their batches are small."""
 SMALL_BATCHES: Final = 64
 """Batches are small if at least this many fit into the read."""
+CHECKED_ON_LOOP_MAX: Final = 128
+"""The event loop checks the checksums of at most about this many batches at a time, which takes less than 1 ms."""
 
 
 class ReadResult(NamedTuple):
@@ -76,10 +78,11 @@ def read_batches(
 class ReadJob:
     """A read for a thread; it touches only files. Call it once: it returns the batches, and `result` has everything.
 
-    `segments` are the one that should hold the offset and its successor: compaction may have removed everything from
-    the offset on in the first one. `end_offset` is the log's end when the job was created: no batch reaches it. Batches
-    that were on disk when the log was opened get a checksum check; a bad one ends the read. If the first batch is bad,
-    it alone is returned, and `damaged_at` is its offset.
+    `segments` are the one that should hold the offset and its successor: if `may_have_gap`, compaction may have removed
+    everything from the offset on in the first one; otherwise it is damaged if it ends before the offset. `end_offset`
+    is the log's end when the job was created: no batch reaches it. All batches but those that
+    were just appended get a checksum check; a bad one ends the read. If the first batch is bad, it alone is returned,
+    and `damaged_at` is its offset.
     """
 
     segments: Sequence[tuple[LogSegment, SegmentView]]
@@ -89,6 +92,7 @@ class ReadJob:
     upto_offset: int
     min_one_batch: bool
     end_offset: int
+    may_have_gap: bool
     result: ReadResult | None = None
     damaged_at: int | None = None
 
@@ -101,10 +105,16 @@ class ReadJob:
         return self.result.data
 
     def _read(self) -> ReadResult:
+        if self.offset >= self.upto_offset:
+            return ReadResult(b"", self.offset)
         for segment, view in self.segments:
-            first = view.find(self.offset) if self.offset < self.upto_offset else None
-            if first is None:
+            first = view.find(self.offset)
+            if first is None and self.may_have_gap:
                 continue
+            if first is None:
+                # Its file was cut at a batch border: a reader that went on would skip records.
+                reason = f"segment {view.base_offset} ends before offset {self.offset}"
+                raise KafkaError(ErrorCode.corrupt_message, reason)
             position, header = first
             if header.last_offset >= self.upto_offset:
                 # It reaches beyond the limit; or its header is wrong, and a reader would wait here forever. Its offset
@@ -125,8 +135,8 @@ class ReadJob:
             )
             if result is None:
                 raise _damaged(view, position)
-            if not segment.is_checked(position, position + len(result.data)):
-                result = self._check(result, segment, position)
+            if position < segment.trusted_from:
+                result = self._checked(result)
             # When positions change, the dict is replaced, never cleared; setting one key is safe next to the loop.
             next_offset, next_position = result.next_offset, position + len(result.data)
             self.hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
@@ -135,23 +145,17 @@ class ReadJob:
             return result
         return ReadResult(b"", self.offset)
 
-    def _check(self, result: ReadResult, segment: LogSegment, position: int) -> ReadResult:
+    def _checked(self, result: ReadResult) -> ReadResult:
         """Return the batches before the first bad one, or that one alone."""
         data = memoryview(result.data)
-        at = 0
-        next_offset = self.offset
-        while at < len(data):
-            header = read_batch_header(data, at)
-            end = at + header.size_bytes
-            if not is_intact(data[at:end], header):
-                if at == 0:
-                    self.damaged_at = header.base_offset
-                    return ReadResult(data[:end], header.next_offset)
-                result = ReadResult(data[:at], next_offset)
-                break
-            at, next_offset = end, header.next_offset
-        segment.checked(position, position + at)
-        return result
+        end, next_offset = end_of_intact_batches(data, self.offset)
+        if end == len(data):
+            return result
+        if end > 0:
+            return ReadResult(data[:end], next_offset)
+        bad = read_batch_header(data)
+        self.damaged_at = bad.base_offset
+        return ReadResult(data[: bad.size_bytes], bad.next_offset)
 
 
 def _damaged(view: SegmentView, position: int) -> KafkaError:

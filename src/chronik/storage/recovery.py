@@ -305,7 +305,6 @@ class LoadedLog:
         file = segment.file
         interval = self.config.index_interval_bytes
         is_whole = True
-        segment.unchecked_to = position
         for at, header, _, intact in scan_batches(file, position, file_bytes):
             if header.base_offset > offset:
                 # Either compaction, here or on the leader, left a gap, or this batch's offset is wrong.
@@ -323,7 +322,6 @@ class LoadedLog:
                     # Use the current time: the batch's timestamp is the client's, and could make the producer expire.
                     self.producers.record(header, header.base_offset, self.now_ms, append_time)
             else:
-                segment.unchecked_to = at + header.size_bytes
                 self.report.damages.append(Damage(header.base_offset, segment.base_offset, at, chain_is_broken=False))
             timestamp = header.max_timestamp if intact else NO_TIMESTAMP
             segment.note_batch(at, header.last_offset, header.size_bytes, timestamp, interval)

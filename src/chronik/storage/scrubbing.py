@@ -87,7 +87,6 @@ class SegmentScrub:
             self.offset = header.next_offset
             if self.position - start >= PIECE_BYTES:
                 break
-        segment.checked(start, self.position)
         if self.position - start < PIECE_BYTES:
             self._ended(file, file_bytes)
 

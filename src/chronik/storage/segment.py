@@ -130,16 +130,15 @@ class LogSegment:
     first_append_ms: int | None = field(init=False, default=None)
     unindexed_bytes: int = field(init=False, default=0)
     last_batch_position: int = field(init=False, default=-1)
-    unchecked_from: int = field(init=False, default=0)
-    unchecked_to: int = field(init=False)
-    """Both: data that was on disk when the log was opened, and may be corrupt: its checksums were not checked since
-    then. Readers in threads shrink this range, never extend it."""
+    trusted_from: int = field(init=False)
+    """What this process appended from here on, while the segment is active, needs no check when it is read: it is
+    recent and in memory. The disk may have corrupted anything before it."""
     offset_index: SparseIndex = field(init=False)
     time_index: SparseIndex = field(init=False)
     _shared: SharedFile | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.allocated_bytes = self.unchecked_to = self.size_bytes
+        self.allocated_bytes = self.trusted_from = self.size_bytes
         self.max_timestamp = None if self.size_bytes else NO_TIMESTAMP
         self.offset_index = SparseIndex(self.disk, segment_path(self.folder, self.base_offset, ".index"), OFFSET_ENTRY)
         self.time_index = SparseIndex(self.disk, segment_path(self.folder, self.base_offset, ".timeindex"), TIME_ENTRY)
@@ -164,18 +163,6 @@ class LogSegment:
     @property
     def path(self) -> str:
         return segment_path(self.folder, self.base_offset)
-
-    def is_checked(self, start: int, end: int) -> bool:
-        """Return whether this process wrote these bytes or has checked their checksums."""
-        first, last = self.unchecked_from, self.unchecked_to
-        return first >= last or end <= first or start >= last
-
-    def checked(self, start: int, end: int) -> None:
-        """Note that the checksums of these bytes are right. Remembered only at either end of the unchecked range."""
-        if start <= self.unchecked_from:
-            self.unchecked_from = max(self.unchecked_from, end)
-        elif end >= self.unchecked_to:
-            self.unchecked_to = min(self.unchecked_to, start)
 
     @property
     def file(self) -> File:
@@ -243,6 +230,7 @@ class LogSegment:
 
     def finish(self) -> None:
         """End appends: complete the indexes and release preallocated space. An OSError does no harm."""
+        self.trusted_from = self.size_bytes
         self.add_time_entry()
         try:
             for index in (self.offset_index, self.time_index):
@@ -260,6 +248,7 @@ class LogSegment:
         """Drop everything from `size_bytes` on; `last_offset_kept` is the last offset of the batch before. Blocks."""
         self.file.truncate(size_bytes)
         self.size_bytes = self.allocated_bytes = size_bytes
+        self.trusted_from = min(self.trusted_from, size_bytes)
         self.offset_index.cut(self.offset_index.count_upto(1, size_bytes - 1))
         self.time_index.cut(self.time_index.count_upto(1, last_offset_kept - self.base_offset))
         self.resume()

@@ -7,10 +7,12 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from chronik.storage.batches import end_of_intact_batches
 from chronik.storage.disk import Disk, remove_files
-from chronik.storage.reading import HINTS_MAX, HeadersJob, Hint, ReadJob, ReadResult, read_batches
+from chronik.storage.reading import CHECKED_ON_LOOP_MAX, HINTS_MAX, HeadersJob, Hint, ReadJob, ReadResult, read_batches
 from chronik.storage.segment import LogSegment
 from chronik.storage.small_files import write_number
+from chronik.wire.batch import read_batch_header
 
 OPEN_CLOSED_SEGMENTS_MAX: Final = 2
 """How many files of closed segments one log holds open."""
@@ -133,14 +135,12 @@ class Segments:
     def read_cached(self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool) -> ReadResult | None:
         """Continue where a reader stopped, if the pages are in memory; None if a `read_job` is needed.
 
-        Bytes not checked since the log was opened need one too: a thread checks them, once.
+        A thread also checks many small batches, and any that are damaged.
         """
         hint = self._hints.get(offset % HINTS_MAX)
         if hint is None or hint.offset != offset:
             return None
         segment, position = hint.segment, hint.position
-        if not segment.is_checked(position, position + 1):
-            return None
         if segment is not self.all[-1]:
             self.touch(segment)
         view = segment.view()
@@ -160,18 +160,20 @@ class Segments:
         if result is None or (min_one_batch and not result.data):
             # Data was expected here: a search will show whether it is damaged.
             return None
-        next_position = position + len(result.data)
-        if not segment.is_checked(position, next_position):
+        if result.data and position < segment.trusted_from and not _is_intact(result, offset):
             return None
+        next_position = position + len(result.data)
         if result.data and next_position < segment.size_bytes:
             self._hints[result.next_offset % HINTS_MAX] = Hint(result.next_offset, segment, next_position)
         return result
 
-    def read_job(self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool, end_offset: int) -> ReadJob:
+    def read_job(
+        self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool, end_offset: int, *, may_have_gap: bool
+    ) -> ReadJob:
         """Return the same read as a job for a thread, which may search and wait for the disk."""
         views = [(segment, segment.view()) for segment in self._from(offset)]
         upto_offset = min(upto_offset, end_offset)
-        return ReadJob(views, self._hints, offset, max_bytes, upto_offset, min_one_batch, end_offset)
+        return ReadJob(views, self._hints, offset, max_bytes, upto_offset, min_one_batch, end_offset, may_have_gap)
 
     def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
         """Return a job for a thread that reads the headers of the batches from `offset` on."""
@@ -203,3 +205,12 @@ class Segments:
             covered = min(upto_offset, segment_end) - max(offset, segment.base_offset)
             total += segment.size_bytes * max(0, covered) // max(1, segment_end - segment.base_offset)
         return total
+
+
+def _is_intact(found: ReadResult, offset: int) -> bool:
+    """Return whether the checksums of the batches are right; False also if checking them could take too long."""
+    data = memoryview(found.data)
+    if len(data) > CHECKED_ON_LOOP_MAX * read_batch_header(data).size_bytes:
+        return False
+    end, _ = end_of_intact_batches(data, offset)
+    return end == len(data)
