@@ -122,7 +122,7 @@ def wait_until_listening(server: Server) -> None:
                     break
             server.check()
             if time.monotonic() > deadline_s:
-                raise NotMeasured(f"nobody listened at {endpoint} within {READY_S_MAX:g} s")
+                raise NotMeasured(f"no server listened at {endpoint} within {READY_S_MAX:g} s")
             time.sleep(POLL_S)
 
 

@@ -61,8 +61,12 @@ def confluent(run: Run) -> None:
     def seen(error: object, message: object) -> None:
         pass
 
-    told = {NOTHING: {}, EMPTY: {"on_delivery": seen}, LEDGER: {"on_delivery": run.ledger and run.ledger.confluent}}
-    given = told[run.report]
+    callbacks = {
+        NOTHING: {},
+        EMPTY: {"on_delivery": seen},
+        LEDGER: {"on_delivery": run.ledger and run.ledger.confluent},
+    }
+    given = callbacks[run.report]
     queue = {"queue.buffering.max.messages": 1_000_000}
     producer = Producer({"bootstrap.servers": run.bootstrap, "linger.ms": 5, **queue})
     for number in run.numbers():

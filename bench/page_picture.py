@@ -77,7 +77,7 @@ def main(folder: Path) -> int:
             configs = {"chronik.trace": "true", "min.insync.replicas": "3"} if topic == "orders" else {}
             with_cluster(
                 cluster.bootstrap,
-                lambda asked, topic=topic, partitions=partitions, configs=configs: Topics(asked).create(
+                lambda found, topic=topic, partitions=partitions, configs=configs: Topics(found).create(
                     topic, partitions, 3, configs
                 ),
                 30,

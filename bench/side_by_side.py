@@ -1,7 +1,7 @@
 """Chronik and Apache Kafka in turn: each server is started, measured and ended before the other one starts.
 
 A repetition runs each side once (a `Life`). The order alternates between repetitions, so that a machine that slowly
-becomes faster or slower favours neither side. Within a life all requested parts run.
+becomes faster or slower favours neither side. Within a run of the servers all requested parts run.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _micro_batches_ms(bench: Bench, source: str) -> float:
                 topics.append(bench.node.bootstrap, "spark-stream", 0, topics.numbered(1))
             while len(seen) == before:
                 if time.monotonic() > until_s or not query.isActive:
-                    raise RuntimeError(f"the stream of {source} stands: {query.exception()}")
+                    raise RuntimeError(f"the stream of {source} is stuck: {query.exception()}")
                 seen |= {one["batchId"]: one for one in query.recentProgress if one["numInputRows"]}
                 time.sleep(0.02)
     finally:

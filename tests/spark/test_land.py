@@ -103,7 +103,7 @@ def test_json_lands_as_columns_and_invalid_values_as_dead_letters(
     dead = sql(tmp_path / f"{name}_dead_letters", 'select "offset", value, reason from landed order by 1')
     assert [row[:2] for row in dead] == [(1, values[1]), (2, values[2])]
     assert "at `$.id`" in dead[0][2]
-    with pytest.raises(PipelineError, match="is no schema"):
+    with pytest.raises(PipelineError, match="is not a schema"):
         parse_schema("id BIGNIT", "s.sql")
 
 

@@ -127,6 +127,8 @@ def _land(
         finally:
             for landing in landings:
                 landing.stop()
+            for landing in landings:
+                landing.commit_last()
         _summarise(landings, time.monotonic() - started_s)
 
 

@@ -242,7 +242,7 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
 
 
 async def _run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Run `work`, which may wait for other nodes. Return False if a stop signal came first and cancelled it."""
+    """Run `work` until it ends. Return False if a stop signal came first and cancelled it."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

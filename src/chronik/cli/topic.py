@@ -250,9 +250,15 @@ async def _lead(cluster: Cluster, topic: str, layout: PartitionLayout, node_id: 
 def _print_replicas(name: str, node_id: int, replicas: Sequence[dict[str, Any]]) -> None:
     columns = ("node", "state", "log start", "log end", "last epoch", "lost if it leads")
     rows = []
-    for node, *cells, lost, is_exact in (replica.values() for replica in replicas):
-        shown = f"{node} (chosen)" if node == node_id else node
-        rows.append((shown, *cells, f"{lost} or more" if is_exact is False else lost))
+    for replica in replicas:
+        node, lost = replica["node"], replica["lost"]
+        rows.append(
+            (
+                f"{node} (chosen)" if node == node_id else node,
+                *(replica[name] for name in ("state", "log_start_offset", "log_end_offset", "last_epoch")),
+                f"{lost} or more" if replica["lost_is_exact"] is False else lost,
+            )
+        )
     print_table(f"replicas of {name}", columns, rows, columns[2:])
 
 

@@ -1,6 +1,6 @@
 """Raw record batches: appended to and fetched from a partition's leader, never decoded here.
 
-For tools that move or check records (forwarding, doctor, pipeline). Applications' clients provide ordered delivery with
+For tools that read or check records (the web API, the pipeline). Applications' clients provide ordered delivery with
 retries.
 """
 

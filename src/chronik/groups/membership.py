@@ -132,11 +132,11 @@ def _replace_static(group: Group, request: JoinRequest, token: int, member_id: s
     fenced = ErrorCode.fenced_instance_id
     rebalance.answer_join(group, member, rebalance.join_error(fenced, member.member_id), step)
     rebalance.answer_sync(member, rebalance.sync_error(fenced), step)
-    old_topics = _assigned_topics(group, member)
+    old_topics = _subscription(group, member)
     group.rename(member, member_id)
     _refresh(group, member, request, token, step)
     if group.state is GroupState.STABLE:
-        if group.select_protocol() == group.protocol_name and _assigned_topics(group, member) == old_topics:
+        if group.select_protocol() == group.protocol_name and _subscription(group, member) == old_topics:
             # The assignment is still valid.
             write = rebalance.StaticMemberWrite(
                 group, member, group.generation, token, old_leader_id, request.can_skip_assignment
@@ -148,8 +148,8 @@ def _replace_static(group: Group, request: JoinRequest, token: int, member_id: s
         rebalance.prepare(group, step)
 
 
-def _assigned_topics(group: Group, member: Member) -> frozenset[str] | bytes:
-    """The metadata of a member that affects assignment: its topics. Owned partitions are void after a restart."""
+def _subscription(group: Group, member: Member) -> frozenset[str] | bytes:
+    """Return what an assignor uses of a member's metadata: its topics. Owned partitions are void after a restart."""
     metadata = member.metadata_for(group.protocol_name)
     topics = subscribed_topics(metadata)
     return metadata if topics is None else topics

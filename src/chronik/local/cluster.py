@@ -212,7 +212,7 @@ class LocalCluster:
             view = self.view()
             return view is not None and view["under_replicated"] == 0 and view["leaderless"] == 0
 
-        return wait_until(is_in_sync, timeout_s)
+        return wait_until(is_in_sync, timeout_s, interval_s=0.1)
 
     def _serves(self, node: LocalNode) -> bool:
         """Return whether the node is ready and its view has a controller and lists every running node as alive."""

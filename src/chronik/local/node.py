@@ -9,7 +9,8 @@ DIR/node-N/...           the node's data folder
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -18,10 +19,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from chronik.client.endpoint import Endpoint
-from chronik.client.node_http import HttpError, get_json, request
 from chronik.local.errors import LocalClusterError
 from chronik.local.node_process import NodeProcess
 from chronik.node.config import ConfigError, load
+
+HTTP_TIMEOUT_S = 2.0
 
 
 class LocalNode:
@@ -67,17 +69,20 @@ class LocalNode:
 
     def cluster_view(self) -> dict[str, Any] | None:
         """Return this node's view of its cluster (`/api/cluster`), or None if it does not answer."""
-        try:
-            return asyncio.run(get_json(str(self.http), "/api/cluster"))
-        except HttpError:
-            return None
+        status, body = self.get("/api/cluster")
+        return json.loads(body) if status == http.client.OK else None
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of one GET request; status 0 if the node does not answer."""
-        try:
-            return asyncio.run(request(str(self.http), path))[:2]
-        except HttpError:
-            return 0, b""
+        # Not by asyncio: the caller may be on an event loop, as asynchronous tests are.
+        connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", path)
+                response = connection.getresponse()
+                return response.status, response.read()
+            except (OSError, http.client.HTTPException):
+                return 0, b""
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Change some settings and keep all others; None removes a setting. The node reads them at its next start."""

@@ -160,13 +160,13 @@ class NodeProcess:
             return None
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.02) -> bool:
     """Poll until the condition holds; return False if the time is up."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline_s:
             return False
-        time.sleep(0.02)
+        time.sleep(interval_s)
     return True
 
 

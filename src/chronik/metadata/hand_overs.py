@@ -7,11 +7,10 @@ controller requests a hand-over first, and replaces the leader only if it does n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 from chronik.metadata.calls import HandOver
 from chronik.metadata.elections import BrokerStates
-from chronik.metadata.image import NO_LEADER, ClusterImage
+from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage
 from chronik.metadata.index import Key
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -52,13 +51,19 @@ def preferred_hand_overs(
     """Yield the hand-overs of those partitions whose preferred leader could lead but does not."""
     for key in keys:
         partition = image.partition(*key)
-        if partition is not None and not partition.is_reassigned:
-            with suppress(KafkaError):
-                yield key, preferred_hand_over(image, brokers, key)
+        if partition is not None and not partition.is_reassigned and _can_prefer(partition, brokers):
+            yield key, preferred_hand_over(image, brokers, key)
+
+
+def _can_prefer(partition: PartitionImage, brokers: BrokerStates) -> bool:
+    """Return whether the preferred replica does not lead but could. Cheap: the controller checks all partitions."""
+    if not partition.replicas or partition.leader in (partition.replicas[0], NO_LEADER):
+        return False
+    return partition.replicas[0] in partition.isr and partition.replicas[0] in brokers.can_lead
 
 
 def preferred_hand_over(image: ClusterImage, brokers: BrokerStates, key: Key) -> HandOver:
-    """Return the hand-over that makes the preferred replica lead, or raise the error that says why it cannot."""
+    """Return the hand-over that makes the preferred replica lead, or raise the error that explains why it cannot."""
     topic, partition = image.require_partition(*key)
     name = f"{topic.name}-{partition.partition}"
     if partition.leader == partition.replicas[0]:

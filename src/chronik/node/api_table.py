@@ -115,7 +115,7 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (describe_cluster.API, lambda node: partial(describe_cluster.handle, node.metadata)),
     (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),
 )
-"""The cold APIs, and the services that each handler receives."""
+"""The cold APIs, and the services that each handler receives. `make_handlers` adds the others."""
 
 APIS: tuple[Api, ...] = tuple(
     sorted(

@@ -196,7 +196,8 @@ class RaftNode:
     def transfer_leadership(self, target: int | None, now_ms: int) -> Refused | None:
         """Transfer leadership, within `transfer_timeout_ms`, to `target` or to the most up-to-date voter.
 
-        Proposals are refused meanwhile. Success: another leader is known. Failure: they are accepted again.
+        Proposals are refused meanwhile. If the target does not catch up in time, they are accepted again. If it catches
+        up but is not elected in time, this node steps down.
         """
         self._set_time(now_ms)
         return self._role.transfer(target) if isinstance(self._role, Leader) else self._not_leader()

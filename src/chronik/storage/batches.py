@@ -94,13 +94,14 @@ def end_of_whole_batches(data: Buffer, offset: int, upto_offset: int, start: int
     return at, last_base + delta + 1
 
 
-def end_of_intact_batches(data: memoryview, offset: int) -> tuple[int, int]:
+def end_of_intact_batches(data: memoryview, offset: int, batches_max: int | None = None) -> tuple[int, int]:
     """Return where the first batch with a wrong CRC or offset begins in `data`, and the offset after those before it.
 
-    `data` holds whole batches; the first one contains `offset`, or follows it.
+    `data` holds whole batches; the first one contains `offset`, or follows it. At most `batches_max` are checked.
     """
     at, before = 0, (0, offset)
-    while at < len(data):
+    checked = 0
+    while at < len(data) and checked != batches_max:
         header = read_batch_header(data, at)
         end = at + header.size_bytes
         if at > 0 and header.base_offset < offset:
@@ -110,6 +111,7 @@ def end_of_intact_batches(data: memoryview, offset: int) -> tuple[int, int]:
             break
         before = at, offset
         at, offset = end, header.next_offset
+        checked += 1
     return at, offset
 
 

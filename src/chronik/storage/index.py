@@ -61,10 +61,12 @@ class IndexView(NamedTuple):
             return None
         with closing(file):
             count = _count_upto(file, layout, self.written_count, column, value)
-            if count == 0:
-                return None
-            first, second = layout.unpack(file.pread((count - 1) * layout.size, layout.size))
-            return first, second
+            data = file.pread((count - 1) * layout.size, layout.size) if count > 0 else b""
+        if len(data) < layout.size:
+            return None
+        first, second = layout.unpack(data)
+        # A thread may have rebuilt the index since the entries were counted.
+        return (first, second) if (first, second)[column] <= value else None
 
     def last(self) -> Entry | None:
         return self.floor(0, 1 << 63)

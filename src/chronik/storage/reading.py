@@ -20,7 +20,8 @@ INDEXED_CUT_BYTES: Final = 64 * 1024
 SMALL_BATCHES: Final = 64
 """Batches are small if at least this many fit into the read."""
 CHECKED_ON_LOOP_MAX: Final = 128
-"""The event loop checks the checksums of at most about this many batches at a time, which takes less than 1 ms."""
+CHECKED_ON_LOOP_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Both: reads of more batches or bytes are checked in a thread; this many take the event loop less than 1 ms."""
 
 
 class ReadResult(NamedTuple):
@@ -112,7 +113,7 @@ class ReadJob:
             if first is None and self.may_have_gap:
                 continue
             if first is None:
-                # Its file was cut at a batch border: a reader that went on would skip records.
+                # Its file was cut at a batch border: a reader that continued would skip records.
                 reason = f"segment {view.base_offset} ends before offset {self.offset}"
                 raise KafkaError(ErrorCode.corrupt_message, reason)
             position, header = first

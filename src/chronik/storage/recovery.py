@@ -331,7 +331,7 @@ class LoadedLog:
             self.report.scanned_bytes += header.size_bytes
             self.last_batch_crc = header.crc
             position, offset = at + header.size_bytes, header.next_offset
-        segment.size_bytes = position
+        segment.size_bytes = segment.trusted_from = position
         segment.allocated_bytes = file_bytes
         is_whole = is_whole and is_zero(file, position, file_bytes)
         if is_whole and next_base is not None:

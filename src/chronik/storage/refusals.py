@@ -92,6 +92,11 @@ class RefusedBatches:
         if (header.producer_epoch, header.base_sequence) == (refused.epoch, refused.sequence):
             del self._first[header.producer_id]
 
+    def forget_received(self, producers: ProducerStates, now_ms: int) -> None:
+        """Forget the batches that the log has received since."""
+        for producer_id in list(self._first):
+            self._current(producer_id, producers, now_ms)
+
     def _current(self, producer_id: int, producers: ProducerStates, now_ms: int) -> Refused | None:
         """Return the producer's first refused batch, unless it is obsolete."""
         refused = self._first.get(producer_id)

@@ -9,10 +9,18 @@ from typing import Final, NamedTuple
 
 from chronik.storage.batches import end_of_intact_batches
 from chronik.storage.disk import Disk, remove_files
-from chronik.storage.reading import CHECKED_ON_LOOP_MAX, HINTS_MAX, HeadersJob, Hint, ReadJob, ReadResult, read_batches
+from chronik.storage.reading import (
+    CHECKED_ON_LOOP_BYTES_MAX,
+    CHECKED_ON_LOOP_MAX,
+    HINTS_MAX,
+    HeadersJob,
+    Hint,
+    ReadJob,
+    ReadResult,
+    read_batches,
+)
 from chronik.storage.segment import LogSegment
 from chronik.storage.small_files import write_number
-from chronik.wire.batch import read_batch_header
 
 OPEN_CLOSED_SEGMENTS_MAX: Final = 2
 """How many files of closed segments one log holds open."""
@@ -210,7 +218,7 @@ class Segments:
 def _is_intact(found: ReadResult, offset: int) -> bool:
     """Return whether the checksums of the batches are right; False also if checking them could take too long."""
     data = memoryview(found.data)
-    if len(data) > CHECKED_ON_LOOP_MAX * read_batch_header(data).size_bytes:
+    if len(data) > CHECKED_ON_LOOP_BYTES_MAX:
         return False
-    end, _ = end_of_intact_batches(data, offset)
+    end, _ = end_of_intact_batches(data, offset, CHECKED_ON_LOOP_MAX)
     return end == len(data)

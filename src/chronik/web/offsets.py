@@ -106,12 +106,14 @@ class BrokerPool:
 class OffsetSampler:
     """Samples of some topics, kept from one call to the next. Owned by the event loop; close it when done.
 
-    Group views send their own requests through the same `brokers`.
+    Group views send their requests through `brokers`. Samples have connections of their own, because a request that
+    times out ends its connection.
     """
 
     def __init__(self, node: NodeView) -> None:
         self.samples: dict[PartitionName, Sample] = {}
         self.brokers = BrokerPool()
+        self._leaders = BrokerPool()
         self._node = node
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Task[dict[PartitionName, Bounds]]] = {}
@@ -121,6 +123,7 @@ class OffsetSampler:
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
         await self.brokers.close()
+        await self._leaders.close()
 
     async def sample(self, image: ClusterImage, topics: Iterable[TopicImage]) -> None:
         """Update `samples`. Partitions that are not requested are dropped."""
@@ -136,7 +139,7 @@ class OffsetSampler:
         for leader, names in led.items():
             broker = image.brokers.get(leader)
             if broker is not None and leader not in self._pending:
-                self._pending[leader] = self._loop.create_task(self.brokers.bounds(broker, names))
+                self._pending[leader] = self._loop.create_task(self._leaders.bounds(broker, names))
         if self._pending:
             await asyncio.wait(self._pending.values(), timeout=ANSWER_WAIT_S)
         for leader, task in list(self._pending.items()):

@@ -127,7 +127,7 @@ class PendingFetch:
 
     def _requested(self) -> list[tuple[PartitionKey, FetchPartition]]:
         if self._session is not None:
-            return [(key, entry.wanted) for key, entry in self._session.partitions.items()]
+            return [(key, entry.requested) for key, entry in self._session.partitions.items()]
         return [
             (((topic.name, topic.topic_id.bytes if topic.topic_id else None), requested.partition), requested)
             for topic in self._fetch.topics
@@ -410,14 +410,14 @@ class FetchTrace:
         ring: TraceRing,
         request: Request,
         fetch: FetchRequest,
-        wanted: Iterable[tuple[str | None, FetchPartition]],
+        requested: Iterable[tuple[str | None, FetchPartition]],
         clock: Callable[[], float],
     ) -> None:
         self._number = ring.next_fetch()
         self._request = request
         self._entries = [
             None if name not in ring.topics else (PartitionTrace(ring, name, partition.partition), partition)
-            for name, partition in wanted
+            for name, partition in requested
         ]
         self._clock = clock
         self._has_waited = False
@@ -446,14 +446,14 @@ class FetchTrace:
         for entry, response in zip(self._entries, responses, strict=True):
             if entry is None:
                 continue
-            trace, wanted = entry
+            trace, requested = entry
             size_bytes = len(response.records)
             if size_bytes and not self._has_waited:
                 trace.data_available(self._number, size_bytes)
             trace.fetch_served(
                 self._number,
                 self._request.client_id,
-                wanted.fetch_offset,
+                requested.fetch_offset,
                 size_bytes,
                 response.high_watermark,
                 error_name(response.error_code) if response.error_code else None,

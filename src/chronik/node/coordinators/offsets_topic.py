@@ -1,7 +1,6 @@
 """The topic `__consumer_offsets`, which stores the groups: its creation, the loading of its partitions, and appends.
 
-The leader of a partition coordinates the groups that hash to it. A coordinator of another kind, for transactions, will
-have such a topic of its own.
+The leader of a partition coordinates the groups that hash to it.
 """
 
 from __future__ import annotations

@@ -131,5 +131,5 @@ def _check_equal_factors(partitions: Sequence[Assignment], factor: int) -> None:
         if len(assignment.replicas) != factor:
             raise KafkaError(
                 ErrorCode.invalid_replica_assignment,
-                f"The assignment {[*assignment.replicas]} has a different number of replicas than the other {factor}.",
+                f"The assignment {[*assignment.replicas]} has {len(assignment.replicas)} replicas instead of {factor}.",
             )

@@ -204,7 +204,7 @@ class Healing:
             await self._reports.spoiled(partition, damage.reason)
             await self._until(lambda: partition.is_closed or _is_out(partition), APPLIED_S)
             if not _is_out(partition):
-                raise KafkaError(ErrorCode.request_timed_out, "this node did not apply in time that it lost records")
+                raise KafkaError(ErrorCode.request_timed_out, "this node did not apply its own loss report in time")
             return await replication.set_aside(partition, damage.offset)
         finally:
             partition.damage_ended()

@@ -398,9 +398,11 @@ class Partition:
 
     def unresolved_batches(self) -> RefusedBatches:
         """Return the batches that the leader may lack, to be remembered when this replica moves away."""
+        now_ms = self._runtime.env.wall_ms()
+        self._refused.forget_received(self.log.producers, now_ms)
         if self._is_in_doubt or self.leader is not None:
             possibly_lost = self.log.producers.first_from(self.role.high_watermark)
-            self._refused.note_lost(possibly_lost, NO_PRODUCERS, self._runtime.env.wall_ms())
+            self._refused.note_lost(possibly_lost, NO_PRODUCERS, now_ms)
         return self._refused
 
     def _not_leader(self) -> KafkaError:
@@ -854,7 +856,7 @@ class Partition:
     def truncation_ended(
         self, upto_offset: int, lost: Iterable[tuple[int, int, int]] = (), error: KafkaError | None = None
     ) -> None:
-        """Finish a truncation that kept the log below `upto_offset`, and fail the waiters beyond it.
+        """Finish a truncation, and fail the waiters beyond `upto_offset`: the leader's log differs from there on.
 
         `lost` is each producer's first truncated batch. Without `error`, the truncated records can never be committed.
         With `error`, they may be committed elsewhere, and their producers get that error.

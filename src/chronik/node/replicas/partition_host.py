@@ -313,6 +313,7 @@ class PartitionHost:
             self.reports.forget(topic_id, index)
             if hosted is not None and hosted.topic_id == topic_id:
                 unresolved = hosted.unresolved_batches()
+                self._moved_away.pop((topic_id, index), None)
                 if unresolved:
                     self._moved_away[(topic_id, index)] = unresolved
                     if len(self._moved_away) > MOVED_AWAY_MAX:

@@ -372,8 +372,11 @@ class Replication:
             partition.truncation_ended(before)
             return False
         try:
-            await self._runtime.run_blocking(partial(self._truncate_log, log, decision, keeps))
+            folders = await self._runtime.run_blocking(partial(self._truncate_log, log, decision, keeps))
             is_done = True
+            if folders:
+                reason = "an unclean election has given them up"
+                self._log.warning("records_set_aside", **partition.log_fields, folders=folders, reason=reason)
         except Exception as error:
             # Half done: only reopening the log can show what is left.
             log.read_only = log.read_only_forever = True
@@ -384,20 +387,22 @@ class Replication:
             partition.truncation_ended(0)
         else:
             role.truncated(log.log_end_offset)
-            partition.truncation_ended(log.log_end_offset, lost)
+            # Not the log's end: a set-aside removes whole segments, and the leader has the records below `offset`.
+            partition.truncation_ended(offset, lost)
         return is_done
 
-    def _truncate_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> None:
-        """In a thread. Records that an administrator gave up are set aside with their segments."""
+    def _truncate_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> list[str]:
+        """Truncate the log in a thread, and return the folders of the segments that were set aside before."""
         starts_over = isinstance(decision, StartOver)
+        folders: list[str] = []
         if keeps:
             first = log.log_start_offset if starts_over else decision.offset
-            for folder in log.set_aside_from(first, self._data_path, self._runtime.env.wall_ms()):
-                self._log.warning("records_set_aside", to=folder, reason="an unclean election has given them up")
+            folders = log.set_aside_from(first, self._data_path, self._runtime.env.wall_ms())
         if starts_over:
             log.truncate_fully(decision.offset)
         else:
             log.truncate_to(decision.offset)
+        return folders
 
     def _log_truncation(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
         """Log the truncation, as an error if it removes records that were acknowledged to clients."""

@@ -29,7 +29,7 @@ PartitionKey = tuple[TopicKey, int]
 class SessionPartition:
     """What the client requests of one partition, and the offsets last sent to it."""
 
-    wanted: FetchPartition
+    requested: FetchPartition
     high_watermark: int = -1
     log_start_offset: int = -1
 
@@ -129,13 +129,13 @@ class FetchSessions:
         """Add or update the requested partitions; return False if there is no room for all of them."""
         for topic in fetch.topics:
             topic_key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
-            for wanted in topic.partitions:
-                known = session.partitions.get((topic_key, wanted.partition))
+            for requested in topic.partitions:
+                known = session.partitions.get((topic_key, requested.partition))
                 if known is not None:
-                    known.wanted = wanted
+                    known.requested = requested
                     continue
                 if self._partitions >= PARTITIONS_MAX:
                     return False
-                session.partitions[(topic_key, wanted.partition)] = SessionPartition(wanted)
+                session.partitions[(topic_key, requested.partition)] = SessionPartition(requested)
                 self._partitions += 1
         return True

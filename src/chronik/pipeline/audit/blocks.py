@@ -84,7 +84,7 @@ class Finding(NamedTuple):
 class Block:
     """Arrays with one value per segment. Segment i is `edges[i]` up to but not including `edges[i + 1]`.
 
-    `given`: the sides of this audit, READABLE among them. `behind_log`: those that should have what is readable.
+    `given`: the sides of this audit, READABLE among them. `downstream`: those that should have what is readable.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class Block:
             if (self.rows[side].flags & BY_POSITION).any():
                 self.has[side] &= self.has[READABLE]
                 self.copies[side] = self.has[side].astype(np.int64)
-        self.behind_log = [side for side in (DELIVERED, LANDED) if side in given]
+        self.downstream = [side for side in (DELIVERED, LANDED) if side in given]
         if is_compacted:
             # Only the latest record of each key is readable. The other sides may have or lack older ones.
-            for side in self.behind_log:
+            for side in self.downstream:
                 self.copies[side] = self.copies[side] * self.has[READABLE]
                 self.has[side] &= self.has[READABLE]
 
@@ -156,7 +156,7 @@ class Block:
             yield from self._ranges("gap", side, missing[side] & ~self.ahead)
             yield from self._ranges("gap-ahead", side, missing[side] & self.ahead)
             yield from self._ranges("duplicate", side, self.copies[side] > 1, self.copies[side] - 1)
-        for side in self.behind_log if not self.is_compacted else ():
+        for side in self.downstream if not self.is_compacted else ():
             unknown = self.has[side] & ~self.has[READABLE] & ~self.expired
             if ACKED in self.given:
                 unknown &= ~missing[READABLE]  # that is a gap of the log
@@ -178,7 +178,7 @@ class Block:
         if ACKED in self.given:
             lost = lost | (self.has[ACKED] & ~self.has[READABLE] & ~self.expired)
         missing[READABLE] = lost
-        for side in self.behind_log:
+        for side in self.downstream:
             missing[side] = self.has[READABLE] & ~self.has[side]
         return missing
 
@@ -197,8 +197,8 @@ class Block:
         starts, stops = runs(chosen)
         weights = self.lengths if copies is None else self.lengths * copies
         for start, stop in zip(starts[:RANGES_MAX], stops[:RANGES_MAX], strict=True):
-            first, behind = int(self.edges[start]), int(self.edges[stop])
-            yield Finding(kind, side, self.partition, first, behind, int(weights[start:stop].sum()))
+            first, end = int(self.edges[start]), int(self.edges[stop])
+            yield Finding(kind, side, self.partition, first, end, int(weights[start:stop].sum()))
         if len(starts) > RANGES_MAX:
             # Report the remaining ranges as one range, with the number of offsets that are affected.
             start, stop = starts[RANGES_MAX], stops[-1]

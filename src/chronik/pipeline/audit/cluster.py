@@ -15,7 +15,7 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import KafkaError
 
 BROKER_RESOURCE = 4
-ASK_TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 3.0
 
 
 def partitions_of(cluster: BlockingCluster, topic: str) -> tuple[list[int], str]:
@@ -63,7 +63,7 @@ def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
         return ()
     for address in filter(None, addresses):
         try:
-            view = cluster.run(get_json(address, "/api/cluster", ASK_TIMEOUT_S))
+            view = cluster.run(get_json(address, "/api/cluster", REQUEST_TIMEOUT_S))
         except HttpError:
             continue
         # Nodes listen on 127.0.0.1 by default. Seen from another machine, a different cluster may listen there.
@@ -77,8 +77,8 @@ async def _http_address(cluster: BlockingCluster, node: int) -> str:
     """Return the HTTP address in a node's configuration. Kafka's brokers have no such setting."""
     resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(node), "configuration_keys": ["listen.http"]}
     try:
-        connection = await cluster.cluster.connection(node, Deadline(ASK_TIMEOUT_S))
-        answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, {"resources": [resource]}, timeout_s=ASK_TIMEOUT_S)
+        connection = await cluster.cluster.connection(node, Deadline(REQUEST_TIMEOUT_S))
+        answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, {"resources": [resource]}, timeout_s=REQUEST_TIMEOUT_S)
     except (ClientError, KafkaError):
         return ""
     return next((entry.value or "" for entry in answer.results[0].configs if entry.name == "listen.http"), "")

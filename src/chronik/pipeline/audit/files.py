@@ -68,7 +68,7 @@ def snapshot(path: str, what: str) -> JsonLines:
     except OSError as error:
         raise PipelineError(f"cannot read the {what} {path}: {error.strerror}") from None
     if end and not at:
-        raise PipelineError(f"{path} is no {what}: it has no whole line of JSON")
+        raise PipelineError(f"{path} is not a {what} file: it has no whole line of JSON")
     return JsonLines(path, at, end - at)
 
 

@@ -145,6 +145,8 @@ def _from_fetches(task: LogRange) -> Iterator[Any]:
                 yield from _fetched(task, memoryview(response.records), decoder)
             elif response.resume_at is not None and decoder is not None:
                 # Retention continues during an audit. The log start read at the end accounts for what it removed.
+                for batch in decoder.finish():
+                    yield _records(task, batch)
                 decoder = ArrowDecoder(requested._replace(start=response.resume_at), with_headers=True)
         if decoder is not None:
             for batch in decoder.finish():

@@ -72,7 +72,7 @@ def parse_schema(text: str, name: str) -> StructType:
         assert isinstance(fields, StructType)
     except (PySparkException, ValueError, KeyError, TypeError, AttributeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise PipelineError(f"{name} is no schema ({first}): {EXAMPLE}") from None
+        raise PipelineError(f"{name} is not a schema ({first}): {EXAMPLE}") from None
     if not fields.fields:
         raise PipelineError(f"{name} has no fields: {EXAMPLE}")
     taken = {*RECORD_SCHEMA.names, DATE}

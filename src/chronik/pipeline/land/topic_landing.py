@@ -123,9 +123,12 @@ class TopicLanding:
 
     def stop(self) -> None:
         """Stop the query at any point. A micro-batch that is not committed is read again on the next run."""
+        if self._query is not None and self._query.isActive:
+            self._query.stop()
+
+    def commit_last(self) -> None:
+        """Commit the offsets of the last micro-batch to the group, after `stop`."""
         if self._query is not None:
-            if self._query.isActive:
-                self._query.stop()
             self._take_progress()
 
     @property

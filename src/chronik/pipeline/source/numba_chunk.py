@@ -40,7 +40,7 @@ CORRUPT = {
     -6: "more headers than the record has room for",
     -7: "header without a key",
     -8: "record does not end where it says",
-    -9: "bytes behind the last record",
+    -9: "bytes after the last record",
 }
 
 

@@ -186,8 +186,12 @@ def _commit_position(written: str) -> bool:
     try:
         position = json.loads(written)
         bootstrap, group = position["bootstrap"], position["group"]
-        offsets = Position.from_json(position).offsets
-    except (ValueError, KeyError, TypeError, PipelineError):
+    except (ValueError, KeyError, TypeError):
         return False
-    with BlockingCluster(bootstrap) as cluster:
-        return cluster.commit(group, offsets)
+    try:
+        offsets = Position.from_json(position).offsets
+        with BlockingCluster(bootstrap) as cluster:
+            return cluster.commit(group, offsets)
+    except PipelineError as error:
+        logger.warning("offsets were not committed to group %s: %s", group, error)
+        return False

@@ -254,7 +254,7 @@ def _cause(window: Window, until_ms: float, most_ms: float, others: int) -> tupl
         return HANG, f"fetches of {client} had records to return and were not answered for {hang_ms / 1000:.1f} s"
     if window.rejections >= REJECTIONS_MIN:
         many = f"{window.rejections} requests were rejected with {window.rejected_with}"
-        return REJECTIONS, f"{many}: no leader took them"
+        return REJECTIONS, f"{many}: the nodes do not lead the partition"
     if _idle_ms(window, until_ms) >= most_ms:
         if others:
             return BEHIND, f"{client} kept fetching other partitions, but not this one"
