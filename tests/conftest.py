@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.option.markexpr:
         config.option.markexpr = "not soak"
     config.stash[NODES] = []
+    # Otherwise the asyncio plugin makes a loop to restore it after its first test, and never closes it.
+    asyncio.set_event_loop(None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background jobs ignore SIGINT. Child processes would too, and some tests stop commands with Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)

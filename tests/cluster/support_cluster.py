@@ -304,7 +304,9 @@ class Nodes(LocalCluster):
 def resident_bytes(pid: int | None, which: str = "VmRSS") -> int:
     """Return the resident memory of a process; with `VmHWM` its peak since the start or since `reset_peak`."""
     with open(f"/proc/{pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(f"{which}:")) * 1024
+        found = next((int(line.split()[1]) for line in status if line.startswith(f"{which}:")), None)
+    assert found is not None, f"no {which} of process {pid}: it has ended"
+    return found * 1024
 
 
 def reset_peak(pid: int | None) -> int:

@@ -324,9 +324,7 @@ SOFT: dict[str, Fault] = {
     "connection-storm": connection_storm,
     "leadership-transfer": leadership_transfer,
 }
-ALONE: dict[str, Fault] = {
-    "rolling-restart": rolling_restart,
-    "membership-change": membership_change,
+FILE_DAMAGE: dict[str, Fault] = {
     "bit-flip": flipped_bit,
     "truncated-file": truncated_file,
     "lost-log": lost_log,
@@ -334,6 +332,7 @@ ALONE: dict[str, Fault] = {
     "short-log": short_log,
     "stale-folder": stale_folder,
 }
+ALONE: dict[str, Fault] = {"rolling-restart": rolling_restart, "membership-change": membership_change, **FILE_DAMAGE}
 CAMPAIGN: dict[str, Fault] = {**HARD, **SOFT, **ALONE}
 NEEDS_NAMESPACES = frozenset(["partition-one-way", "slow-packets", "lost-packets", "full-disk", "membership-change"])
 """Faults that are impossible on loopback: proxies forward streams, not packets, and the nodes share a disk."""

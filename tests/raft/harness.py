@@ -105,7 +105,6 @@ class Host:
     promise: Promise | None = None
     events: list[Event] = field(default_factory=list)
     dropped: list[ProposalId] = field(default_factory=list)
-    """By token: the index at which the read was answered, or None if it was refused."""
 
     def local_ms(self, now_ms: float) -> int:
         return int(self.clock_offset_ms + now_ms * self.clock_rate)

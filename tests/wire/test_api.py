@@ -7,12 +7,14 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map
 
+from chronik.node.api_table import APIS
 from chronik.wire.api import ApiKey, is_flexible, known_versions, response_header_is_flexible
 from chronik.wire.old_layouts import OLD_REQUESTS
 
 
 def test_api_keys_match_those_of_kio() -> None:
     assert {key.value: key.name.lower() for key in ApiKey}.items() <= dict(api_key_map).items()
+    assert {api.key for api in APIS} <= set(ApiKey)
 
 
 @pytest.mark.parametrize("key", list(ApiKey), ids=lambda key: key.name)

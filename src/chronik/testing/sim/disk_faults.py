@@ -6,7 +6,8 @@ between. `DamageTracker` decides which node's files may be damaged: one node's a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis
 from chronik.testing.sim.damage import DamageTracker
@@ -55,11 +56,8 @@ class DiskNemesis(ClusterNemesis):
         self._is_waiting = False
         """Whether a file fault waits until it is allowed: no other fault is injected until then."""
 
-    def _inject(self, kind: str, node: SimNode) -> None:
-        if kind in FILE_FAULTS:
-            self._damage_files(kind, node)
-        else:
-            super()._inject(kind, node)
+    def _injection(self, kind: str) -> Callable[[SimNode], None]:
+        return partial(self._damage_files, kind) if kind in FILE_FAULTS else super()._injection(kind)
 
     def end(self) -> None:
         self._put_stores_back()

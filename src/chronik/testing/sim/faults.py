@@ -188,16 +188,19 @@ class Nemesis:
             strike.carry_out()
 
     def _fault(self, kind: str, node: SimNode) -> Callable[[], None]:
+        inject = self._injection(kind)
+
         def carry_out() -> None:
             if not self._is_over:
                 self.counts[kind] += 1
-                self._inject(kind, node)
+                inject(node)
 
         return carry_out
 
-    def _inject(self, kind: str, node: SimNode) -> None:
+    def _injection(self, kind: str) -> Callable[[SimNode], None]:
         """Each fault is a method: `_kill` for "kill"."""
-        getattr(self, f"_{kind}")(node)
+        injection: Callable[[SimNode], None] = getattr(self, f"_{kind}")
+        return injection
 
     def _kill(self, node: SimNode) -> None:
         node.kill()

@@ -177,6 +177,7 @@ class NodeFiles:
     def put_back(self, copy: FolderNode) -> None:
         """Restore the folder from the copy."""
         self._replace(copy.copy())
+        assert self.exist, f"{self._path} was not restored"
 
     def wipe(self) -> None:
         """Remove the whole folder, as a replaced disk does."""
