@@ -23,6 +23,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("cli", "web"),
     ("pipeline", "doctor", "local"),
     ("node",),
+    ("transactions",),
     ("groups", "replication", "metadata", "raft"),
     ("client", "storage", "observe"),
     ("wire",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chronik.groups.actions import Append, Moment, Reply
+from chronik.groups.step import Append, Moment, Reply
 from chronik.transactions.actions import Action, Ended, WriteMarkers
 from chronik.transactions.coordinator import (
     EndRequest,

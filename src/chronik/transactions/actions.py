@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from chronik.groups.actions import Append, Reply
+from chronik.groups.step import Append, Reply
 from chronik.transactions.transaction import TopicPartition
 
 Cause: TypeAlias = Literal["client", "timeout", "fenced"]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from chronik.groups.actions import Append, Moment, Reply
 from chronik.groups.records import group_partition
+from chronik.groups.step import Append, Moment, Reply
 from chronik.transactions.actions import Action, Cause, Ended, WriteMarkers
 from chronik.transactions.records import UnreadableRecord, read_key, read_value, write_key, write_value
 from chronik.transactions.transaction import (
