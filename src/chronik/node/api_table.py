@@ -108,7 +108,7 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (sync_group.API, lambda node: partial(sync_group.handle, node.groups)),
     (describe_groups.API, lambda node: partial(describe_groups.handle, node.groups)),
     (list_groups.API, lambda node: partial(list_groups.handle, node.groups)),
-    (api_versions.API, lambda node: partial(api_versions.handle, APIS, node.metadata)),
+    (api_versions.API, lambda node: partial(api_versions.handle, APIS)),
     (create_topics.API, lambda node: partial(create_topics.handle, node.runtime, node.metadata, node.topics)),
     (delete_topics.API, lambda node: partial(delete_topics.handle, node.runtime, node.metadata, node.host)),
     (delete_records.API, lambda node: partial(delete_records.handle, node.runtime, node.host)),

@@ -13,7 +13,6 @@ Not supported: other finalized features.
 import struct
 from collections.abc import Iterable
 
-from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -24,9 +23,11 @@ _UNSUPPORTED = struct.Struct(">hihhh")
 
 TRANSACTION_VERSION = {"name": "transaction.version", "min_version": 0, "max_version": 2}
 ZERO_FEATURES_FROM_VERSION = 4
+FEATURES_EPOCH = 0
+"""The finalized features never change."""
 
 
-async def handle(apis: Iterable[Api], metadata: MetadataLog, request: Request) -> Values:
+async def handle(apis: Iterable[Api], request: Request) -> Values:
     finalized = {"name": TRANSACTION_VERSION["name"], "min_version_level": 2, "max_version_level": 2}
     return {
         "error_code": ErrorCode.none,
@@ -35,7 +36,7 @@ async def handle(apis: Iterable[Api], metadata: MetadataLog, request: Request) -
         ],
         # Older clients reject a range that starts at 0.
         "supported_features": [TRANSACTION_VERSION] if request.api_version >= ZERO_FEATURES_FROM_VERSION else [],
-        "finalized_features_epoch": metadata.version,
+        "finalized_features_epoch": FEATURES_EPOCH,
         "finalized_features": [finalized],
     }
 
