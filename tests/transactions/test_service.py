@@ -221,3 +221,23 @@ async def test_unused_ids_are_removed_from_the_log(broker: TransactionBroker) ->
     await reloaded.start()
     assert list(reloaded.transactions.transactions()) == []
     await reloaded.stop()
+
+
+@with_transactions()
+async def test_metrics_show_open_transactions_and_how_they_ended(broker: TransactionBroker) -> None:
+    producer = await broker.begin(ORDERS)
+    await broker.begin(ORDERS, name="other")
+    await broker.begin(name="idle")
+    broker.wall_now_ms += 1_500
+    broker.markers_allowed.clear()
+    assert broker.transactions.gauges() == (2, 1.5, 0)
+    await end(broker, producer)
+    assert broker.transactions.gauges() == (1, 1.5, 1)
+    await broker.transactions.init_producer("other", 1_000, None)
+    broker.markers_allowed.set()
+    await broker.until_state("CompleteCommit")
+    assert broker.transactions.gauges()[0] == 0
+    assert broker.metrics.transactions_committed == 1
+    assert broker.metrics.transactions_aborted == {"client": 0, "timeout": 0, "fenced": 1}
+    broker.has_lease = False
+    assert broker.transactions.gauges() == (0, 0.0, 0), "another node may coordinate them by now"

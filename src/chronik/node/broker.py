@@ -225,6 +225,7 @@ class Broker:
         await self.transactions.start()
         self.metrics.partitions = host.gauges
         self.metrics.groups = self.groups.lag_gauges
+        self.metrics.transactions = self.transactions.gauges
         self.metrics.watermark_age_s = self.watermarks.monitor.age_s
         for service in (self.watermarks, self._housekeeping, self._scrubber):
             service.start()

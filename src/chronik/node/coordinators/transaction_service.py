@@ -16,6 +16,7 @@ from chronik.node.membership.peers import Peers
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Values
+from chronik.observe.metrics import TransactionGauges
 from chronik.transactions.actions import Action, Ended, Settled, WriteMarkers
 from chronik.transactions.coordinator import (
     EndRequest,
@@ -24,7 +25,12 @@ from chronik.transactions.coordinator import (
     TransactionCoordinator,
     TransactionSettings,
 )
-from chronik.transactions.transaction import NO_PRODUCER_ID, TopicPartition, TransactionMetadata
+from chronik.transactions.transaction import (
+    NO_PRODUCER_ID,
+    TopicPartition,
+    TransactionMetadata,
+    TransactionState,
+)
 from chronik.wire.errors import ErrorCode, KafkaError
 
 SETTLE_WAIT_S = 0.1
@@ -195,6 +201,17 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
             raise KafkaError(ErrorCode.coordinator_load_in_progress, "transactional ids are being loaded")
         return self._coordinator.transactions()
 
+    def gauges(self) -> TransactionGauges:
+        if not self._lease_is_valid():
+            return TransactionGauges()
+        wall_ms = self._runtime.env.wall_ms()
+        open_ms = [
+            wall_ms - state.start_ms
+            for _, state in self._coordinator.transactions()
+            if state.state is TransactionState.ONGOING
+        ]
+        return TransactionGauges(len(open_ms), max(0, 0, *open_ms) / 1000, self._markers.pending_count())
+
     # -- actions -------------------------------------------------------------------------------------------------------
 
     def _carry_out(self, action: Action) -> None:
@@ -209,6 +226,11 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
                 self._ended(action)
 
     def _ended(self, ended: Ended) -> None:
+        metrics = self._runtime.metrics
+        if ended.is_commit:
+            metrics.transactions_committed += 1
+        else:
+            metrics.transactions_aborted[ended.cause] += 1
         if ended.cause == "client":
             return
         self._log.info(
