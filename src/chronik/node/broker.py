@@ -30,6 +30,7 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.replication import ClusterLinks
 from chronik.node.replicas.scrubber import Scrubber
 from chronik.node.replicas.syncer import Syncer
+from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
@@ -130,6 +131,7 @@ class Broker:
             runtime, self.metadata, self.host, self.topics, member.lease_is_valid, self.age_clock
         )
         self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
+        self.verifier = self._make_verifier()
         self.departures = Departures(runtime, self.metadata, member.peers.status)
         self.producer_ids = ProducerIds(member.client, self.node_id)
         self.watermarks = WatermarkWatch(runtime, self.host.partitions)
@@ -151,11 +153,16 @@ class Broker:
                 server=self.server,
                 deadlines=self.deadlines,
                 fetch_sessions=FetchSessions(env.random, config.fetch_sessions_max),
+                verifier=self.verifier,
             )
         )
         self._envelopes.serve(self.handlers)
         self._peer_apis = PeerApis(held.internal_server, member, self._envelopes, log)
         self._closers: list[Callable[[], Awaitable[None]]] = []
+
+    def _make_verifier(self) -> Verifier | None:
+        """Return None: this node has no transaction service, and refuses transactional ids."""
+        return None
 
     def _make_host(self, folder: DataFolder, incarnation: UUID) -> PartitionHost:
         # Lambdas, because `member` is created later: it needs the partitions, and they need it.
@@ -263,6 +270,8 @@ class Broker:
 
     async def _close_server(self) -> None:
         await self.server.close(self.config.shutdown_timeout_ms / 1000)
+        if self.verifier is not None:
+            await self.verifier.close()
         self.deadlines.close()
 
     # -- state ---------------------------------------------------------------------------------------------------------
