@@ -46,7 +46,7 @@ from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.replicas.healing import Healing
-from chronik.node.replicas.partition import EndMarker, Partition
+from chronik.node.replicas.partition import Partition, TransactionMarker
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.replication import ClusterLinks, IsrMembers
 from chronik.node.replicas.syncer import Syncer
@@ -389,7 +389,9 @@ class Node:
         self, producer_id: int, epoch: int, is_commit: bool = True, coordinator_epoch: int = 1
     ) -> None:
         """Write a marker as the leader, and wait until it is committed."""
-        await self.host.append_marker(TOPIC, 0, EndMarker(producer_id, epoch, is_commit, coordinator_epoch), TIMEOUT_S)
+        await self.host.append_marker(
+            TOPIC, 0, TransactionMarker(producer_id, epoch, is_commit, coordinator_epoch), TIMEOUT_S
+        )
 
     def append(self, *values: bytes) -> int:
         """Append one batch on this node and return the offset after it."""

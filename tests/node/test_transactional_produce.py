@@ -10,7 +10,7 @@ import pytest
 from tests.node.support_replicas import TOPIC, Cluster, Node, ServerConnection, on_cluster, until
 from tests.node.test_replication_following import is_caught_up
 
-from chronik.node.replicas.partition import EndMarker
+from chronik.node.replicas.partition import TransactionMarker
 from chronik.node.serving.held_bytes import HeldBytes
 from chronik.wire.batch import BatchHeader, encode_batch, read_batch_header, read_marker
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -251,7 +251,7 @@ async def test_only_the_leader_writes_markers(cluster: Cluster) -> None:
         await cluster[2].end_transaction(PRODUCER, 0)
     assert refused.value.code is ErrorCode.not_leader_or_follower
     with pytest.raises(KafkaError) as unknown:
-        await cluster[1].host.append_marker("nothing", 0, EndMarker(PRODUCER, 0, True, 1), 1.0)
+        await cluster[1].host.append_marker("nothing", 0, TransactionMarker(PRODUCER, 0, True, 1), 1.0)
     assert unknown.value.code is ErrorCode.unknown_topic_or_partition
 
 

@@ -55,7 +55,7 @@ Waiter: TypeAlias = Callable[[KafkaError | None], None]
 Waiters: TypeAlias = "deque[tuple[int, Waiter]]"
 
 
-class EndMarker(NamedTuple):
+class TransactionMarker(NamedTuple):
     """The end of a producer's transaction in one partition, as its coordinator decided it."""
 
     producer_id: int
@@ -487,7 +487,7 @@ class Partition:
         self._appended(len(records))
         return result
 
-    def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
+    def append_marker(self, marker: TransactionMarker, now_ms: int) -> Appended:
         """Append the control batch that ends a transaction here. The coordinator that decided it is fenced by epoch.
 
         A marker that is repeated is appended again: it ends nothing.

@@ -31,7 +31,7 @@ from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, To
 from chronik.node.disk_watch import NO_ANSWER
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.checkpoints import Checkpoints, recovery_points_of, watermarks_of
-from chronik.node.replicas.partition import Appended, EndMarker, Partition, resolve
+from chronik.node.replicas.partition import Appended, Partition, TransactionMarker, resolve
 from chronik.node.replicas.replica_reports import ReplicaReports, report_of
 from chronik.node.replicas.replica_sessions import ReplicaSessions
 from chronik.node.replicas.replication import ClusterLinks, Replication
@@ -607,12 +607,12 @@ class PartitionHost:
             topic, index, lambda partition: partition.append_internal(batch, self._runtime.env.wall_ms()), timeout_s
         )
 
-    async def append_marker(self, topic: str, index: int, marker: EndMarker, timeout_s: float) -> None:
-        """Append the marker of a transaction, and wait until it is committed.
+    async def append_marker(self, topic: str, index: int, marker: TransactionMarker, timeout_s: float) -> int:
+        """Append the marker of a transaction, wait until it is committed, and return its offset.
 
         INVALID_PRODUCER_EPOCH and TRANSACTION_COORDINATOR_FENCED mean that the marker is obsolete.
         """
-        await self._append_and_commit(
+        return await self._append_and_commit(
             topic, index, lambda partition: partition.append_marker(marker, self._runtime.env.wall_ms()), timeout_s
         )
 
