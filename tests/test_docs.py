@@ -58,7 +58,12 @@ def test_the_dashboard_shows_every_important_metric_and_only_existing_ones() -> 
     stored = metric_names()
     assert named <= set().union(*stored.values())
     shown = {family for family, names in stored.items() if names & named}
-    details = {"chronik_log_start_offset", "chronik_high_watermark", "chronik_watermark_updates"}
+    details = {
+        "chronik_log_start_offset",
+        "chronik_high_watermark",
+        "chronik_last_stable_offset",
+        "chronik_watermark_updates",
+    }
     assert set(stored) - shown <= details
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)

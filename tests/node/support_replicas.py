@@ -41,17 +41,21 @@ from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage
 from chronik.metadata.isr import plan_isr_change
 from chronik.node.apis import fetch as fetch_api
 from chronik.node.apis import list_offsets as list_offsets_api
+from chronik.node.apis import produce as produce_api
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.replicas.healing import Healing
-from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition import Partition, TransactionMarker
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.replication import ClusterLinks, IsrMembers
 from chronik.node.replicas.syncer import Syncer
+from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Reply, Request
+from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
+from chronik.node.serving.held_bytes import HeldBytes
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
@@ -66,6 +70,13 @@ from chronik.wire.fetch import (
     FetchTopic,
     read_fetch_response,
     write_fetch_request,
+)
+from chronik.wire.produce import (
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceTopic,
+    read_produce_response,
+    write_produce_request,
 )
 
 TOPIC = "orders"
@@ -117,8 +128,40 @@ class Metadata:
             self.tell(image, events)
 
 
+class FakeCoordinator:
+    """The transaction coordinator: it confirms every transaction, unless the test holds it or sets its answer."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, int, int, tuple[tuple[str, int], ...], bool]] = []
+        self.answer = ErrorCode.none
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[tuple[str, int]],
+        adds: bool,
+    ) -> Mapping[tuple[str, int], ErrorCode]:
+        self.requests.append((transactional_id, producer_id, producer_epoch, tuple(partitions), adds))
+        answer = self.answer
+        await self.may_answer.wait()
+        return dict.fromkeys(partitions, answer)
+
+    def hold(self) -> None:
+        """Keep the answers to requests, as they are now, until `release`."""
+        self.may_answer.clear()
+
+    def release(self) -> None:
+        self.may_answer.set()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+
 class ServerConnection:
-    """The server's end of the wire, with what the Fetch handler needs."""
+    """The server's end of the wire, with what the handlers of Fetch and Produce need."""
 
     def __init__(self, peer_id: int | None) -> None:
         self.peer_id = peer_id
@@ -211,6 +254,9 @@ class Node:
         self.runtime = Runtime(self.loop, self.env, self.config, self.metrics, self.traces, silent_logger())
         self.fetch_services: fetch_api.Services
         self.list_offsets_services: list_offsets_api.Services
+        self.produce_services: produce_api.Services
+        self.coordinator = FakeCoordinator()
+        self.verifier = Verifier(self.runtime, self.coordinator)
 
     async def start(self, image: ClusterImage) -> None:
         self.metadata.image = image
@@ -233,6 +279,16 @@ class Node:
             self.runtime, cast(Any, self.metadata), self.host, cast(Any, server), sessions
         )
         self.list_offsets_services = list_offsets_api.Services(self.runtime, self.host)
+        forwarding = SimpleNamespace(has_lanes=lambda connection: False, can_forward=lambda *batch: False)
+        self.produce_services = produce_api.Services(
+            self.runtime,
+            cast(Any, self.metadata),
+            self.host,
+            cast(Any, forwarding),
+            Deadlines(self.loop),
+            self.verifier,
+            HeldBytes(self.loop, produce_api.VERIFYING_BYTES_MAX),
+        )
         await self.host.open_all()
 
     @property
@@ -270,10 +326,16 @@ class Node:
         answer = await asyncio.wait_for(self.request(ServerConnection(peer_id), version, body), TIMEOUT_S)
         return read_fetch_response(version, memoryview(answer))
 
-    async def consume(self, offset: int, *, rack: str = "", max_wait_ms: int = 0) -> FetchPartitionResponse:
-        wanted = FetchPartition(0, -1, offset, -1, -1, 1 << 20)
+    async def consume(
+        self, offset: int, *, rack: str = "", max_wait_ms: int = 0, isolation_level: int = 0, max_bytes: int = 1 << 20
+    ) -> FetchPartitionResponse:
+        wanted = FetchPartition(0, -1, offset, -1, -1, max_bytes)
         fetch = FetchRequest(
-            max_wait_ms=max_wait_ms, min_bytes=1, rack_id=rack, topics=[FetchTopic(None, TOPIC_ID, [wanted])]
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            isolation_level=isolation_level,
+            rack_id=rack,
+            topics=[FetchTopic(None, TOPIC_ID, [wanted])],
         )
         response = await self.fetch(fetch)
         found: FetchPartitionResponse = response.topics[0][2][0]
@@ -283,13 +345,53 @@ class Node:
         """Return the latest offset, by ListOffsets."""
         return await self.listed_offset(-1)
 
-    async def listed_offset(self, timestamp: int, replica_id: int = -1) -> Mapping[str, Any]:
+    async def listed_offset(self, timestamp: int, replica_id: int = -1, isolation_level: int = 0) -> Mapping[str, Any]:
         wanted = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
-        message = SimpleNamespace(replica_id=replica_id, topics=[SimpleNamespace(name=TOPIC, partitions=[wanted])])
+        topics = [SimpleNamespace(name=TOPIC, partitions=[wanted])]
+        message = SimpleNamespace(replica_id=replica_id, isolation_level=isolation_level, topics=topics)
         request = SimpleNamespace(message=message, api_version=7)
         answer = await list_offsets_api.handle(self.list_offsets_services, cast(Any, request))
         found: Mapping[str, Any] = answer["topics"][0]["partitions"][0]
         return found
+
+    def produce_request(
+        self,
+        records: bytes,
+        transactional_id: str | None = "payments",
+        *,
+        version: int = 11,
+        acks: int = -1,
+        connection: ServerConnection | None = None,
+    ) -> asyncio.Future[ProducePartitionResponse]:
+        """Run one Produce request as the server would. With acks=0 the outcome stays open."""
+        topic = ProduceTopic(TOPIC if version < 13 else None, TOPIC_ID if version >= 13 else None, [])
+        topic.partitions.append((0, memoryview(records)))
+        request = ProduceRequest(transactional_id, acks, 10_000, [topic])
+        # The handler may not keep the frame: a real connection reuses it.
+        frame = bytearray(write_produce_request(version, request))
+        connection = connection or ServerConnection(None)
+        received = Request(cast(Any, connection), 0, version, 1, "test", memoryview(frame), 0, self.loop.time())
+        reply = Reply(received, True, self.metrics.api(0), self.loop.time)
+        answer: asyncio.Future[bytes] = self.loop.create_future()
+        connection.answers[reply] = answer
+        produce_api.handle(self.produce_services, received, reply)
+        frame[:] = bytes(len(frame))
+        outcome: asyncio.Future[ProducePartitionResponse] = self.loop.create_future()
+
+        def answered(done: asyncio.Future[bytes]) -> None:
+            if acks != 0 and not outcome.done() and not done.cancelled():
+                outcome.set_result(read_produce_response(version, memoryview(done.result())).topics[0][2][0])
+
+        answer.add_done_callback(answered)
+        return outcome
+
+    async def end_transaction(
+        self, producer_id: int, epoch: int, is_commit: bool = True, coordinator_epoch: int = 1
+    ) -> None:
+        """Write a marker as the leader, and wait until it is committed."""
+        await self.host.append_marker(
+            TOPIC, 0, TransactionMarker(producer_id, epoch, is_commit, coordinator_epoch), TIMEOUT_S
+        )
 
     def append(self, *values: bytes) -> int:
         """Append one batch on this node and return the offset after it."""
@@ -328,6 +430,8 @@ class Node:
         for wire in self.wires:
             wire.close()
         await self.healing.close()
+        await self.verifier.close()
+        self.produce_services.deadlines.close()
         if cleanly:
             await self.host.close_all()
         else:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.node.cluster_harness import LocalNodes, until
+from tests.node.support_replicas import FakeCoordinator
 
 from chronik.client.connection import Connection
 from chronik.node.broker import Broker
+from chronik.node.replicas.verifier import Verifier
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import decode_batch, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode
@@ -294,3 +297,50 @@ async def test_a_healthy_leader_that_is_replaced_hands_over_all_acks_1_records(t
         read = await values_of(nodes, 0)
         # A batch that was stored but not acknowledged was sent again, so ignore duplicates.
         assert [value for value in dict.fromkeys(read) if value in set(acknowledged)] == acknowledged
+
+
+async def test_transactional_batches_through_any_node_are_verified_by_their_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinators: dict[int, FakeCoordinator] = {}
+
+    def make_verifier(broker: Broker) -> Verifier:
+        coordinators[broker.node_id] = FakeCoordinator()
+        return Verifier(broker.runtime, coordinators[broker.node_id])
+
+    monkeypatch.setattr(Broker, "_make_verifier", make_verifier)
+
+    def body(version: int, producer_id: int) -> bytes:
+        batch = encode_batch(
+            [(None, b"v", [], 1)], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+        )
+        records = memoryview(batch)
+        topic = ProduceTopic("t" if version < 13 else None, topic_id if version >= 13 else None, [(0, records)])
+        return write_produce_request(version, ProduceRequest("payments", -1, 5_000, [topic]))
+
+    async with LocalNodes(tmp_path) as nodes:
+        brokers = await nodes.start_all()
+        await create(await nodes.client(brokers[0]), "t")
+        topic_id = brokers[0].image.topics["t"].id
+        leader = leader_of(nodes, 0)
+        coordinator = coordinators[leader.node_id]
+        client = await nodes.client(nodes.others(leader)[0])
+        for producer_id, version in enumerate((7, 11, 12, 13)):
+            response = read_produce_response(
+                version, await client.request(ApiKey.PRODUCE, version, body(version, producer_id))
+            )
+            assert response.topics[0][2][0].error_code == 0
+        assert [(producer_id, adds) for _, producer_id, _, _, adds in coordinator.requests] == [
+            (0, False),
+            (1, False),
+            (2, True),
+            (3, True),
+        ]
+        assert all(not other.requests for other in coordinators.values() if other is not coordinator)
+        coordinator.answer = ErrorCode.transaction_abortable
+        codes = []
+        for producer_id, version in ((10, 9), (11, 11), (12, 13)):
+            answer = await client.request(ApiKey.PRODUCE, version, body(version, producer_id))
+            codes.append(read_produce_response(version, answer).topics[0][2][0].error_code)
+        abortable = ErrorCode.transaction_abortable
+        assert codes == [ErrorCode.invalid_txn_state, abortable, abortable]

@@ -202,11 +202,14 @@ def test_a_batch_larger_than_the_receive_buffer_is_appended_whole(start_node: St
 # -- transactions ----------------------------------------------------------------------------------------------------
 
 
-def test_a_transactional_batch_is_refused(client: WireClient) -> None:
+def test_a_transactional_batch_needs_an_open_transaction(client: WireClient) -> None:
     topic = client.new_topic()
     transactional = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
-    assert client.produce(topic, transactional).error_code != 0
-    assert client.produce(topic, batch(b"x"), transactional_id="t").error_code != 0
+    assert client.produce(topic, transactional).error_code == ErrorCode.transactional_id_authorization_failed
+    found = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": "t", "key_type": 1})
+    assert found.error_code is ErrorCode.none
+    refused = client.produce(topic, transactional, transactional_id="t")
+    assert refused.error_code == ErrorCode.invalid_producer_id_mapping
     assert client.records(topic) == []
 
 

@@ -23,6 +23,7 @@ from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.produce import (
     ProducePartitionResponse,
+    ProduceRequest,
     read_produce_request,
     write_produce_response,
 )
@@ -38,12 +39,14 @@ class FakeLeader:
         self.node_id = node_id
         self.is_closed = False
         self.sent: list[tuple[list[tuple[int, bytes]], int]] = []
+        self.requests: list[tuple[int, ProduceRequest]] = []
         self.answers: list[asyncio.Future[memoryview]] = []
 
     def send(self, key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
         request = read_produce_request(version, memoryview(body), 0)
         batches = [(index, bytes(records or b"")) for topic in request.topics for index, records in topic.partitions]
         self.sent.append((batches, request.acks))
+        self.requests.append((version, request))
         answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         self.answers.append(answer)
         return answer
@@ -51,7 +54,11 @@ class FakeLeader:
     def answer(self, at: int, code: ErrorCode = ErrorCode.none, base_offset: int = 0) -> None:
         """Answer request number `at` for all of its partitions."""
         partitions = [ProducePartitionResponse(index, int(code), base_offset) for index, _ in self.sent[at][0]]
-        self.answers[at].set_result(memoryview(write_produce_response(13, [(None, TOPIC, partitions)])))
+        version, request = self.requests[at]
+        topic = request.topics[0]
+        self.answers[at].set_result(
+            memoryview(write_produce_response(version, [(topic.name, topic.topic_id, partitions)]))
+        )
 
     def lose(self) -> None:
         self.is_closed = True
@@ -190,7 +197,7 @@ async def test_the_client_receives_the_leaders_response(scene: Scene) -> None:
     scene.leaders[2].answer(0, base_offset=42)
     assert (await outcome).base_offset == 42
     assert scene.metrics.produce_forwarded == 1
-    assert scene.forwarding.in_flight_bytes == 0
+    assert scene.forwarding.in_flight.bytes == 0
     assert not scene.forwarding.is_busy(cast(Connection, scene.client), TOPIC, 0)
 
 
@@ -202,6 +209,21 @@ async def test_batches_of_one_request_for_one_leader_are_sent_together(scene: Sc
     assert [[index for index, _ in batches] for batches, _ in scene.leaders[2].sent] == [[0, 1]]
     scene.leaders[2].answer(0)
     assert [code(outcome) for outcome in await _all(outcomes)] == [ErrorCode.none] * 2
+
+
+@pytest.mark.parametrize("version", [3, 9, 11, 13])
+@on_scene()
+async def test_a_transactional_request_keeps_its_id_and_version(scene: Scene, version: int) -> None:
+    """The version tells the leader whether the batch adds its partition to the transaction."""
+    group = ForwardedRequest(cast(Connection, scene.client), -1, 10_000, "payments", version)
+    outcomes = [scene.produce(numbered(0), partition=index, group=group) for index in range(2)]
+    await scene.turn()
+    ((sent_version, request),) = scene.leaders[2].requests
+    assert (sent_version, request.transactional_id) == (version, "payments")
+    (topic,) = request.topics
+    assert (topic.name, topic.topic_id) == ((None, TOPIC) if version == 13 else ("t", None))
+    scene.leaders[2].answer(0, base_offset=5)
+    assert [outcome.result().base_offset for outcome in await _all(outcomes)] == [5, 5]
 
 
 @on_scene()
@@ -372,7 +394,7 @@ async def test_an_acks_0_batch_is_resent_until_there_is_a_leader(scene: Scene) -
         scene.leaders[3].answer(number)
     assert [batches[0][1] for batches, _ in scene.leaders[3].sent] == [plain(b"1"), plain(b"2")]
     assert [code(outcome) for outcome in await _all(outcomes)] == [ErrorCode.none] * 2
-    assert scene.forwarding.in_flight_bytes == 0
+    assert scene.forwarding.in_flight.bytes == 0
 
 
 @on_scene()
@@ -427,7 +449,7 @@ async def test_a_refused_acks_0_batch_is_dropped_if_later_ones_were_accepted(sce
     expected = [ErrorCode.not_leader_or_follower if at in lost else ErrorCode.none for at in range(8)]
     assert [code(outcome) for outcome in await _all(outcomes)] == expected
     assert [batches[0][1] for batches, _ in leader.sent[8:]] == [plain(bytes([6])), plain(bytes([7]))]
-    assert scene.forwarding.in_flight_bytes == 0
+    assert scene.forwarding.in_flight.bytes == 0
 
 
 @on_scene(bytes_max=1000)
@@ -450,7 +472,7 @@ async def test_batches_from_a_closed_connection_are_still_forwarded(scene: Scene
     await scene.turn()
     scene.leaders[2].answer(0)
     await outcome
-    assert scene.forwarding.in_flight_bytes == 0
+    assert scene.forwarding.in_flight.bytes == 0
 
 
 @on_scene()

@@ -50,7 +50,7 @@ class Refusing:
         self.is_early = error.code is ErrorCode.not_enough_replicas
         self._taken = taken
         self._left = REFUSED
-        self._append, partition.append = partition.append, self.append  # type: ignore[method-assign]
+        self._append, partition.append = partition.append, self.append  # type: ignore[method-assign, assignment]
         self._log_append, partition.log.append = partition.log.append, self.log_append  # type: ignore[method-assign, assignment]
         if self.is_early:
             partition.check_enough_replicas = self.refuse  # type: ignore[method-assign]
@@ -69,10 +69,10 @@ class Refusing:
             self.refuse()
         return self._log_append(*arguments)
 
-    def append(self, records: memoryview, now_ms: int) -> Any:
+    def append(self, records: memoryview, *arguments: Any) -> Any:
         sequence = read_batch_header(records).base_sequence
         try:
-            result = self._append(records, now_ms)
+            result = self._append(records, *arguments)
         except KafkaError as error:
             self.outcomes.append((sequence, error.code))
             raise

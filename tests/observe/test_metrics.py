@@ -10,6 +10,8 @@ PROMISED = (
     "chronik_log_end_offset",
     "chronik_high_watermark",
     "chronik_watermark_lag",
+    "chronik_last_stable_offset",
+    "chronik_last_stable_offset_lag",
     "chronik_in_sync_replicas",
     "chronik_under_replicated_partitions",
     "chronik_group_lag",
@@ -69,10 +71,12 @@ def test_requests_are_counted_and_timed_by_api() -> None:
 def test_partitions_and_groups_are_read_at_scrape_time() -> None:
     metrics = Metrics()
     end = 10
-    metrics.partitions = lambda: [PartitionGauges("t", 0, 2, end, 7, replicas=3, in_sync_replicas=2, size_bytes=99)]
+    metrics.partitions = lambda: [PartitionGauges("t", 0, 2, end, 7, 6, replicas=3, in_sync_replicas=2, size_bytes=99)]
     metrics.groups = lambda: [GroupLag("g", "t", 0, 4)]
     partition = (("partition", "0"), ("topic", "t"))
     assert samples(metrics)["chronik_watermark_lag", partition] == 3
+    assert samples(metrics)["chronik_last_stable_offset", partition] == 6
+    assert samples(metrics)["chronik_last_stable_offset_lag", partition] == 1
     end = 20
     found = samples(metrics)
     assert found["chronik_log_end_offset", partition] == 20
@@ -82,7 +86,7 @@ def test_partitions_and_groups_are_read_at_scrape_time() -> None:
 
 def test_a_follower_reports_no_under_replicated_partition() -> None:
     metrics = Metrics()
-    metrics.partitions = lambda: [PartitionGauges("t", 0, 0, 0, 0, 3, 2, 0, is_leader=False)]
+    metrics.partitions = lambda: [PartitionGauges("t", 0, 0, 0, 0, 0, 3, 2, 0, is_leader=False)]
     assert samples(metrics)["chronik_under_replicated_partitions", ()] == 0
 
 

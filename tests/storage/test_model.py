@@ -1,5 +1,9 @@
-"""The log compared with a list: both hold the same batches; after a crash, the log has at least what was synced."""
+"""The log compared with a list: both hold the same batches; after a crash, the log has at least what was synced.
 
+The transactions of the log follow from the same list.
+"""
+
+from copy import deepcopy
 from dataclasses import replace
 from random import Random
 
@@ -10,18 +14,23 @@ from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, read, reopen, sync
 
 from chronik.storage.log import Log
+from chronik.wire.batch import encode_marker
 from chronik.wire.errors import ErrorCode, KafkaError
 
 CONFIG = replace(SMALL, cleanup_delete=False)
 
 
 class LogMachine(RuleBasedStateMachine):
-    """The model is a list of (base offset, last offset, epoch) in the order of appends."""
+    """The model is a list of (base offset, last offset, epoch) in the order of appends.
+
+    `roles` has the producer of each transactional batch, and the decision if it is a marker, by base offset.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.disk = FaultyDisk()
         self.model: list[tuple[int, int, int]] = []
+        self.roles: dict[int, tuple[int, bool | None]] = {}
         self.start = 0
         self.end = 0
         self.synced_end = 0
@@ -42,9 +51,33 @@ class LogMachine(RuleBasedStateMachine):
         result = append(self.log, records, epoch=self.epoch, now_ms=self.now_ms)
         assert result.base_offset == self.end
         for count in counts:
+            self.roles.pop(self.end, None)
             self.model.append((self.end, self.end + count - 1, self.epoch))
             self.end += count
         assert result.last_offset == self.end - 1
+
+    @rule(producer_id=st.integers(1, 3), count=st.integers(1, 2), value_bytes=st.integers(0, 400))
+    def append_in_transaction(self, producer_id: int, count: int, value_bytes: int) -> None:
+        records = batch(
+            count,
+            value_bytes=value_bytes,
+            producer_id=producer_id,
+            producer_epoch=0,
+            base_sequence=0,
+            is_transactional=True,
+        )
+        assert append(self.log, records, epoch=self.epoch).base_offset == self.end
+        self.roles[self.end] = producer_id, None
+        self.model.append((self.end, self.end + count - 1, self.epoch))
+        self.end += count
+
+    @rule(producer_id=st.integers(1, 3), is_commit=st.booleans())
+    def end_transaction(self, producer_id: int, is_commit: bool) -> None:
+        marker = encode_marker(producer_id, 0, is_commit, 0, self.now_ms)
+        assert self.log.append_marker(marker, self.epoch, self.now_ms).base_offset == self.end
+        self.roles[self.end] = producer_id, is_commit
+        self.model.append((self.end, self.end, self.epoch))
+        self.end += 1
 
     @rule()
     def roll(self) -> None:
@@ -155,6 +188,53 @@ class LogMachine(RuleBasedStateMachine):
         for first, _, epoch in self.model:
             if first >= self.start:
                 assert self.log.epoch_of(first) == epoch
+
+    def decisions(self) -> list[tuple[int, int, int | None, bool]]:
+        """Return base offset, first offset, marker offset and decision for each transactional batch of the model."""
+        batches: list[tuple[int, int, int | None, bool]] = []
+        ongoing: dict[int, list[int]] = {}
+        for base, _, _ in self.model:
+            producer_id, decision = self.roles.get(base, (-1, None))
+            if decision is not None:
+                offsets = ongoing.pop(producer_id, [])
+                batches += [(offset, offsets[0], base, decision) for offset in offsets]
+            elif producer_id >= 0:
+                ongoing.setdefault(producer_id, []).append(base)
+        return batches + [(offset, each[0], None, False) for each in ongoing.values() for offset in each]
+
+    @rule(data=st.data())
+    def check_last_stable_offset(self, data: st.DataObject) -> None:
+        watermark = data.draw(st.integers(self.start, self.end))
+        undecided = [each for each in self.decisions() if each[2] is None or each[2] >= watermark]
+        # At a restart, the log forgets the part of a transaction that was deleted.
+        lowest = min([watermark, *(max(self.start, first) for _, first, _, _ in undecided)])
+        highest = min([watermark, *(base for base, *_ in undecided if base >= self.start)])
+        before = deepcopy(self.log.producers.transactions)
+        assert lowest <= self.log.last_stable_offset(watermark) <= highest
+        self.log.producers.transactions = before
+
+    @invariant()
+    def knows_its_transactions(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        log = self.log
+        open_ = {producer_id: state.first_offset for producer_id, state in log.open_transactions()}
+        assert open_ == {
+            each: state.first_offset for each, state in log.producers.items() if state.first_offset is not None
+        }
+        job = log.aborted_job(self.start, self.end)
+        aborted = [] if job is None else job()
+        assert [each.first_offset for each in aborted] == sorted(each.first_offset for each in aborted)
+        for base, _, marker, is_commit in self.decisions():
+            if base < self.start:
+                continue
+            producer_id, _ = self.roles[base]
+            covering = [e for e in aborted if e.producer_id == producer_id and e.first_offset <= base < e.last_offset]
+            assert len(covering) == (marker is not None and not is_commit)
+            assert (producer_id in open_ and (open_[producer_id] or 0) <= base) == (marker is None)
+            if covering:
+                job = log.aborted_job(base, base + 1)
+                assert job is not None and covering[0] in job()
 
     def teardown(self) -> None:
         if hasattr(self, "log"):

@@ -22,6 +22,7 @@ from chronik.node.apis import (
     describe_configs,
     describe_groups,
     describe_log_dirs,
+    describe_producers,
     describe_transactions,
     elect_leaders,
     end_txn,
@@ -56,10 +57,12 @@ from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, ColdHandler, Handler
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
+from chronik.node.serving.held_bytes import HeldBytes
 from chronik.node.serving.server import Server
 
 
@@ -81,6 +84,7 @@ class ApiServices:
     server: Server
     deadlines: Deadlines
     fetch_sessions: FetchSessions
+    verifier: Verifier
 
 
 COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
@@ -135,6 +139,7 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (list_partition_reassignments.API, lambda node: partial(list_partition_reassignments.handle, node.metadata)),
     (offset_delete.API, lambda node: partial(offset_delete.handle, node.groups, node.metadata)),
     (describe_cluster.API, lambda node: partial(describe_cluster.handle, node.metadata)),
+    (describe_producers.API, lambda node: partial(describe_producers.handle, node.host)),
     (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),
     (describe_transactions.API, lambda node: partial(describe_transactions.handle, node.transactions)),
     (list_transactions.API, lambda node: partial(list_transactions.handle, node.runtime, node.transactions)),
@@ -160,7 +165,17 @@ def make_handlers(node: ApiServices) -> list[Handler]:
     """Create all handlers. Each receives only the services that its API uses."""
     runtime, metadata_log, host = node.runtime, node.metadata, node.host
     return [
-        produce.handler(produce.Services(runtime, metadata_log, host, node.forwarding, node.deadlines)),
+        produce.handler(
+            produce.Services(
+                runtime,
+                metadata_log,
+                host,
+                node.forwarding,
+                node.deadlines,
+                node.verifier,
+                HeldBytes(runtime.loop, produce.VERIFYING_BYTES_MAX),
+            )
+        ),
         fetch.handler(fetch.Services(runtime, metadata_log, host, node.server, node.fetch_sessions)),
         list_offsets.handler(list_offsets.Services(runtime, host)),
         *(Handler(api, bind(node)) for api, bind in COLD),

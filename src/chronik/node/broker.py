@@ -33,6 +33,7 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.replication import ClusterLinks
 from chronik.node.replicas.scrubber import Scrubber
 from chronik.node.replicas.syncer import Syncer
+from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
@@ -149,6 +150,7 @@ class Broker:
             runtime, self.metadata, member.peers, self.transactions, self.groups.partition_of
         )
         self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
+        self.verifier = self._make_verifier()
         self.departures = Departures(runtime, self.metadata, member.peers.status)
         self.watermarks = WatermarkWatch(runtime, self.host.partitions)
         self._housekeeping = Housekeeping(runtime, self.host, self.age_clock.now_ms)
@@ -171,11 +173,15 @@ class Broker:
                 server=self.server,
                 deadlines=self.deadlines,
                 fetch_sessions=FetchSessions(env.random, config.fetch_sessions_max),
+                verifier=self.verifier,
             )
         )
         self._envelopes.serve(self.handlers)
         self._peer_apis = PeerApis(held.internal_server, member, self._envelopes, log)
         self._closers: list[Callable[[], Awaitable[None]]] = []
+
+    def _make_verifier(self) -> Verifier:
+        return Verifier(self.runtime, self.transaction_coordinators)
 
     def _make_host(self, folder: DataFolder, incarnation: UUID) -> PartitionHost:
         # Lambdas, because `member` is created later: it needs the partitions, and they need it.
@@ -287,6 +293,8 @@ class Broker:
 
     async def _close_server(self) -> None:
         await self.server.close(self.config.shutdown_timeout_ms / 1000)
+        await self.verifier.close()
+        self.transaction_coordinators.stop()
         self.deadlines.close()
 
     # -- state ---------------------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class PartitionGauges(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     high_watermark: int
+    last_stable_offset: int
     replicas: int
     in_sync_replicas: int
     size_bytes: int
@@ -181,6 +182,16 @@ class Metrics:
             ("chronik_log_end_offset", "Next offset to assign.", lambda p: p.log_end_offset),
             ("chronik_high_watermark", "Consumers read records below this offset.", lambda p: p.high_watermark),
             ("chronik_watermark_lag", "Log end minus high watermark.", lambda p: p.log_end_offset - p.high_watermark),
+            (
+                "chronik_last_stable_offset",
+                "read_committed consumers read records below this offset.",
+                lambda p: p.last_stable_offset,
+            ),
+            (
+                "chronik_last_stable_offset_lag",
+                "High watermark minus last stable offset: what open transactions hold back.",
+                lambda p: max(0, p.high_watermark - p.last_stable_offset),
+            ),
             ("chronik_in_sync_replicas", "Replicas in the ISR.", lambda p: p.in_sync_replicas),
             ("chronik_log_size_bytes", "Bytes of the partition's segments.", lambda p: p.size_bytes),
         ):

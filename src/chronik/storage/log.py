@@ -408,6 +408,10 @@ class Log:
             offset, max_bytes, upto_offset, min_one_batch, self.log_end_offset, may_have_gap=may_have_gap
         )
 
+    def read_limit(self, offset: int) -> int:
+        """Return an offset that no single read from `offset` reaches beyond."""
+        return self._segments.read_limit(offset, self.log_end_offset)
+
     def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
         """Return a job that reads the headers of the batches that overlap [offset, to_offset), all below `upto_offset`.
 

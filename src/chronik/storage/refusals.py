@@ -20,6 +20,7 @@ TEMPORARY_ERRORS: Final = frozenset(
         ErrorCode.not_leader_or_follower,
         ErrorCode.not_enough_replicas,
         ErrorCode.kafka_storage_error,
+        ErrorCode.concurrent_transactions,
     }
 )
 """Errors that keep a batch out of the log for now; producers resend it."""

@@ -191,6 +191,12 @@ class Segments:
         views = [segment.view() for segment in segments]
         return HeadersJob(views, next_base, offset, to_offset, upto_offset, headers_max)
 
+    def read_limit(self, offset: int, end_offset: int) -> int:
+        """Return an offset that no single read from `offset` reaches beyond: it ends with the segment after its own."""
+        later = islice(self.all, self.index_of(offset) + 1, None)
+        following = list(islice((segment.base_offset for segment in later if segment.size_bytes > 0), 2))
+        return following[1] if len(following) > 1 else end_offset
+
     def _from(self, offset: int) -> list[LogSegment]:
         """Return the segment that should hold `offset` and its successor, with their files kept open."""
         first = self.index_of(offset)

@@ -5,7 +5,9 @@ Behaviour
   limits, so that a large batch never stalls its consumer.
 - Waits up to max_wait_ms for min_bytes, summed over all partitions; an error in any partition ends the wait.
 - Sessions (KIP-227) as in `fetch_sessions`; an incremental response contains only partitions that changed.
-- read_committed stops at the last stable offset, which is the watermark because there are no transactions.
+- read_committed (isolation level 1) ends at the last stable offset: the first record of the earliest transaction that
+  is open, or whose marker is not committed. The response lists the aborted transactions of the returned range by first
+  offset, from this replica's own log; the consumer skips their records. A fetch that waits counts stable bytes.
 - A response is bounded by the node's fetch_bytes_max, whatever the client allows.
 - A new leader waits, up to max_wait_ms, until its watermark reaches its epoch's start: clients may have seen a higher
   watermark. After that it answers OFFSET_NOT_AVAILABLE (before version 11 NOT_LEADER_OR_FOLLOWER).
@@ -24,6 +26,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 from uuid import UUID
 
 from chronik.metadata.image import ClusterImage
@@ -41,6 +44,8 @@ from chronik.node.serving.fetch_sessions import (
 )
 from chronik.node.serving.server import Server
 from chronik.observe.traces import PartitionTrace, TraceRing, error_name
+from chronik.storage.aborted import AbortedJob, AbortedTransaction
+from chronik.storage.reading import ReadJob
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
@@ -51,10 +56,13 @@ from chronik.wire.fetch import (
     write_fetch_response,
 )
 
+READ_COMMITTED = 1
 FOLLOWER_READS_FROM_VERSION = 11
 NODE_ENDPOINTS_FROM_VERSION = 16
 OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 WAIT_MS_MAX = 5 * 60 * 1000
+
+AbortedTransactions: TypeAlias = "list[AbortedTransaction]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +119,18 @@ class PendingFetch:
     _is_settling: bool = False
     """A partition's new leader may have the data in a moment."""
     _trace: FetchTrace | None = None
+    _is_read_committed: bool = field(init=False)
+    _lookups: list[AbortedLookup] = field(default_factory=list)
+    """Begun by the last `_read` of a read_committed fetch, if what it returns may contain aborted transactions."""
+    _stable: dict[Partition, int] = field(default_factory=dict)
+    """The last stable offset of each partition that a read_committed fetch waits for."""
+    _held_back: set[Partition] = field(default_factory=set)
+    """The partitions of `_stable` in which an open transaction hides visible records."""
 
     def __post_init__(self) -> None:
         fetch, node = self._fetch, self._node
         self._entries = self._requested()
+        self._is_read_committed = fetch.isolation_level == READ_COMMITTED
         # Never wait for more bytes than the limits allow in a response.
         self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed())
         if node.runtime.traces.topics:
@@ -147,8 +163,9 @@ class PendingFetch:
             or self._fetch.max_wait_ms <= 0
             or not self._entries
         ):
-            self._answer(responses)
+            self._finish_reading(responses)
         else:
+            self._cancel_lookups()
             self._wait(size_bytes)
 
     def _wait(self, size_bytes: int) -> None:
@@ -159,6 +176,10 @@ class PendingFetch:
             if partition is not None:
                 partition.wait_for_data(self)
                 self._waiting_on.append(partition)
+                if self._is_read_committed:
+                    stable = self._stable[partition] = partition.last_stable_offset
+                    if stable < partition.visible_end_offset:
+                        self._held_back.add(partition)
         if self._trace is not None:
             self._trace.waits()
         loop = self._node.runtime.loop
@@ -166,11 +187,27 @@ class PendingFetch:
         self._request.connection.when_closed(self, self._abandon)
 
     def data_arrived(self, partition: Partition, size_bytes: int) -> None:
+        if self._is_read_committed:
+            size_bytes = self._stable_bytes(partition, size_bytes)
+            if not size_bytes:
+                return
         self._arrived_bytes += size_bytes
         if self._trace is not None:
             self._trace.arrived(partition.trace, size_bytes)
         if self._arrived_bytes >= self._min_bytes and not partition.is_settling:
             self._finish()
+
+    def _stable_bytes(self, partition: Partition, size_bytes: int) -> int:
+        """Return how many bytes have become stable, when `size_bytes` have become visible."""
+        before = self._stable[partition]
+        stable = self._stable[partition] = partition.last_stable_offset
+        if stable < partition.visible_end_offset:
+            self._held_back.add(partition)
+        elif partition in self._held_back:
+            self._held_back.remove(partition)
+        else:
+            return size_bytes
+        return partition.log.bytes_between(before, stable)
 
     def partition_gone(self) -> None:
         self._finish()
@@ -183,7 +220,7 @@ class PendingFetch:
         if cold:
             self._read_cold(responses, cold)
         else:
-            self._answer(responses)
+            self._finish_reading(responses)
 
     def _abandon(self) -> None:
         self._is_over = True
@@ -219,7 +256,8 @@ class PendingFetch:
             partition: Partition | None = None
             try:
                 partition = self._require(key, requested)
-                response.high_watermark = response.last_stable_offset = partition.visible_end_offset
+                response.high_watermark = partition.visible_end_offset
+                response.last_stable_offset = partition.last_stable_offset
                 response.log_start_offset = partition.log_start_offset
                 if self._trace is not None:
                     self._trace.seen(len(responses) - 1, partition.high_watermark, partition.log_end_offset)
@@ -267,7 +305,10 @@ class PendingFetch:
         is_first: bool,
     ) -> Buffer | ColdRead | None:
         offset = requested.fetch_offset
-        upto = partition.visible_end_offset
+        upto = response.high_watermark
+        if self._is_read_committed:
+            upto = response.last_stable_offset
+            response.aborted_transactions = ()
         if partition.is_settling:
             # The client sees this error only if the wait does not help.
             self._is_settling = True
@@ -291,11 +332,17 @@ class PendingFetch:
             self._is_full = True
             return None
         max_bytes = max(0, min(requested.max_bytes, left_bytes))
-        read = partition.log.read(offset, max_bytes, upto, min_one_batch=is_first)
+        log = partition.log
+        read = log.read(offset, max_bytes, upto, min_one_batch=is_first)
         if read is None:
-            return partition.cold_read(response, offset, max_bytes, upto, min_one_batch=is_first)
+            lookup = self._begin_lookup(partition, response, offset, min(upto, log.read_limit(offset)))
+            cold = partition.cold_read(response, offset, max_bytes, upto, min_one_batch=is_first)
+            if lookup is not None:
+                lookup.read = cold.job
+            return cold
         if read.next_offset < upto:
             self._is_full = True
+        self._begin_lookup(partition, response, offset, read.next_offset)
         return read.data
 
     def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[ColdRead]) -> None:
@@ -312,10 +359,11 @@ class PendingFetch:
             server.reading_bytes -= reading_bytes
             connection.forget(self)
             if self._is_over or outcomes is None:
+                self._cancel_lookups()
                 return
             for read, outcome in outcomes:
                 self._fill(read, outcome)
-            self._answer(responses)
+            self._finish_reading(responses)
 
         run_cold_reads(self._node.runtime, cold, done)
 
@@ -340,6 +388,72 @@ class PendingFetch:
         else:
             self._node.runtime.log.error("read_failed", partition=response.partition, error=repr(outcome))
             response.error_code = ErrorCode.kafka_storage_error
+
+    # -- aborted transactions ------------------------------------------------------------------------------------------
+
+    def _begin_lookup(
+        self, partition: Partition, response: FetchPartitionResponse, offset: int, upto_offset: int
+    ) -> AbortedLookup | None:
+        """Begin to look up the aborted transactions of a range, if there may be any.
+
+        Together with the read: compaction removes both, aborted records and their entries in the index.
+        """
+        job = partition.log.aborted_job(offset, upto_offset) if self._is_read_committed else None
+        if job is None:
+            return None
+        if not partition.jobs.begin():
+            job.close()
+            raise KafkaError(ErrorCode.not_leader_or_follower)
+        lookup = AbortedLookup(response, partition, partition.generation, job)
+        self._lookups.append(lookup)
+        return lookup
+
+    def _cancel_lookups(self) -> None:
+        lookups, self._lookups = self._lookups, []
+        for lookup in lookups:
+            lookup.job.close()
+            lookup.partition.jobs.end()
+
+    def _finish_reading(self, responses: list[FetchPartitionResponse]) -> None:
+        """Answer, after the lookups of the aborted transactions."""
+        if not self._lookups:
+            self._answer(responses)
+            return
+        lookups, self._lookups = self._lookups, []
+        self._reading = True
+        connection, runtime = self._request.connection, self._node.runtime
+        connection.when_closed(self, self._abandon)
+
+        def done(outcomes: asyncio.Future[list[AbortedTransactions | Exception]]) -> None:
+            self._reading = False
+            for lookup in lookups:
+                lookup.partition.jobs.end()
+            connection.forget(self)
+            if self._is_over or outcomes.cancelled():
+                return
+            for lookup, outcome in zip(lookups, outcomes.result(), strict=True):
+                self._set_aborted(lookup, outcome)
+            self._answer(responses)
+
+        runtime.loop.run_in_executor(runtime.env.executor, _look_up, lookups).add_done_callback(done)
+
+    def _set_aborted(self, lookup: AbortedLookup, outcome: AbortedTransactions | Exception) -> None:
+        """Complete the response, or withhold its records: without the list, aborted records would look committed."""
+        response, partition = lookup.response, lookup.partition
+        if response.error_code:
+            return
+        if partition.generation != lookup.generation or not (partition.leads or partition.follows):
+            _withhold(response, ErrorCode.not_leader_or_follower)
+        elif isinstance(outcome, Exception):
+            self._node.runtime.log.error("aborted_lookup_failed", **partition.log_fields, error=repr(outcome))
+            _withhold(response, ErrorCode.kafka_storage_error)
+        else:
+            result = None if lookup.read is None else lookup.read.result
+            response.aborted_transactions = [
+                (each.producer_id, each.first_offset)
+                for each in outcome
+                if result is None or each.first_offset < result.next_offset
+            ]
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
@@ -395,6 +509,36 @@ class PendingFetch:
                     response.preferred_read_replica = broker.id
                 endpoints[broker.id] = (broker.id, broker.host, broker.port, broker.rack)
         return list(endpoints.values())
+
+
+@dataclass(slots=True, eq=False)
+class AbortedLookup:
+    """A lookup of the aborted transactions in the range that one partition's response returns."""
+
+    response: FetchPartitionResponse
+    partition: Partition
+    generation: int
+    """The partition's generation when the lookup began. If it has changed since, the records may be stale."""
+    job: AbortedJob
+    read: ReadJob | None = None
+    """The cold read of the same range: how far it reaches is known when it is done."""
+
+
+def _look_up(lookups: list[AbortedLookup]) -> list[AbortedTransactions | Exception]:
+    """Runs in a thread: touches files only."""
+    outcomes: list[AbortedTransactions | Exception] = []
+    for lookup in lookups:
+        try:
+            outcomes.append(lookup.job())
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def _withhold(response: FetchPartitionResponse, code: ErrorCode) -> None:
+    response.error_code = code
+    response.records = b""
+    response.aborted_transactions = None
 
 
 class FetchTrace:

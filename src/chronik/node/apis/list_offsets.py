@@ -9,6 +9,7 @@ Behaviour
 - earliest (-2) and earliest local (-4) are the log start offset; latest tiered (-5) is none, answered as -1.
 - max timestamp (-3) returns the record's own offset, not the end of its batch.
 - any other timestamp returns the first visible record that is not older, or -1 if there is none.
+- for read_committed, records from the last stable offset on are not visible, whatever the timestamp.
 - a leader whose watermark has not reached its epoch's start does not know the end that clients have seen. It answers
   OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5) for latest, and for timestamps that match no
   record below its watermark.
@@ -40,6 +41,7 @@ EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 UNKNOWN = -1
 DEBUGGING_REPLICA = -2
+READ_COMMITTED = 1
 NOT_AVAILABLE_FROM_VERSION = 5
 TIMES_FROM_VERSION = 1
 
@@ -55,6 +57,7 @@ async def handle(node: Services, request: Request) -> Values:
     topics = []
     answered: list[tuple[Values, Partition, int]] = []
     is_debugging = request.message.replica_id == DEBUGGING_REPLICA
+    is_read_committed = not is_debugging and getattr(request.message, "isolation_level", 0) == READ_COMMITTED
     for topic in request.message.topics:
         partitions = []
         for requested in topic.partitions:
@@ -65,7 +68,7 @@ async def handle(node: Services, request: Request) -> Values:
                 partition = _hosted(node, topic.name, requested.partition_index, is_debugging)
                 partition.check_leader_epoch(getattr(requested, "current_leader_epoch", -1))
                 generation = partition.generation
-                values.update(await _offset(node, partition, requested.timestamp, is_debugging))
+                values.update(await _offset(node, partition, requested.timestamp, is_debugging, is_read_committed))
                 answered.append((values, partition, generation))
             except KafkaError as error:
                 values["error_code"] = error.code
@@ -92,13 +95,19 @@ def _hosted(node: Services, topic: str, index: int, is_debugging: bool) -> Parti
     return partition
 
 
-async def _offset(node: Services, partition: Partition, timestamp_ms: int, is_debugging: bool) -> Values:
+def _visible_end(partition: Partition, is_read_committed: bool) -> int:
+    return partition.last_stable_offset if is_read_committed else partition.visible_end_offset
+
+
+async def _offset(
+    node: Services, partition: Partition, timestamp_ms: int, is_debugging: bool, is_read_committed: bool
+) -> Values:
     log = partition.log
     if timestamp_ms == LATEST and is_debugging:
         return {"offset": log.log_end_offset, "leader_epoch": partition.last_epoch}
     if timestamp_ms == LATEST:
         partition.check_end_is_known()
-        return {"offset": partition.visible_end_offset, "leader_epoch": partition.leader_epoch}
+        return {"offset": _visible_end(partition, is_read_committed), "leader_epoch": partition.leader_epoch}
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         start = partition.log_start_offset
         return {"offset": start, "leader_epoch": log.epoch_of(start)}
@@ -111,12 +120,12 @@ async def _offset(node: Services, partition: Partition, timestamp_ms: int, is_de
     if not partition.jobs.begin():
         raise KafkaError(ErrorCode.not_leader_or_follower, "the log is being truncated")
     with partition.jobs.running():
-        upto = partition.visible_end_offset
+        upto = _visible_end(partition, is_read_committed)
         job = log.offset_for_timestamp_job(timestamp_ms, upto) if timestamp_ms >= 0 else log.max_timestamp_job(upto)
         record = await node.runtime.run_blocking(job)
     if partition.generation != generation or not (partition.leads or is_debugging):
         raise KafkaError(ErrorCode.not_leader_or_follower, "the leader changed meanwhile")
-    if record is None or record.offset >= partition.visible_end_offset:
+    if record is None or record.offset >= _visible_end(partition, is_read_committed):
         partition.check_end_is_known()
         return {}
     return {"offset": record.offset, "timestamp": record.timestamp_ms, "leader_epoch": log.epoch_of(record.offset)}

@@ -10,9 +10,15 @@ Behaviour
 - A batch for a partition that another node leads is forwarded to that node. NOT_LEADER_OR_FOLLOWER, with the leader's
   address, means that the batch was certainly not appended.
 - A wait longer than the request's timeout ends with REQUEST_TIMED_OUT; the batch may still be committed.
+- A transactional batch needs a transactional id in the request (TRANSACTIONAL_ID_AUTHORIZATION_FAILED). The first batch
+  of a transaction in a partition waits until the coordinator has confirmed the transaction (KIP-890); later batches of
+  the producer wait behind it. From version 12 on, the batch itself adds the partition to the transaction.
+- If the coordinator cannot answer, the error is NOT_ENOUGH_REPLICAS, which every client retries. Before version 12 this
+  includes CONCURRENT_TRANSACTIONS. Before version 11, TRANSACTION_ABORTABLE is INVALID_TXN_STATE.
 Versions: 3 batch format 2 and transactional id, 5 log start offset, 7 zstd, 8 error messages, 9 flexible, 10 current
-leader, 13 topic ids. 0-2 are advertised only because librdkafka disables compression if the minimum is above 0.
-Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
+leader, 11 TRANSACTION_ABORTABLE, 12 transaction version 2, 13 topic ids. 0-2 are advertised only because librdkafka
+disables compression if the minimum is above 0.
+Not supported: batch formats 0 and 1.
 """
 
 from __future__ import annotations
@@ -22,15 +28,17 @@ from functools import partial
 from uuid import UUID
 
 from chronik.metadata.image import TopicImage
-from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.forwarding.forwarding import ForwardedBatch, ForwardedRequest, Forwarding
+from chronik.node.forwarding.forwarding import FORWARDED_VERSION, ForwardedBatch, ForwardedRequest, Forwarding
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.replicas.partition import Appended, Waiter
+from chronik.node.replicas.partition import Appended, Partition, Waiter
 from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.verification import ProducedTransaction, UnverifiedBatch, Verification
+from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Reply, Request
 from chronik.node.serving.deadlines import Deadlines
+from chronik.node.serving.held_bytes import HeldBytes
 from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header
@@ -44,6 +52,19 @@ from chronik.wire.produce import (
 )
 
 ZSTD_FROM_VERSION = 7
+ABORTABLE_FROM_VERSION = 11
+ADDS_PARTITIONS_FROM_VERSION = 12
+VERIFYING_BYTES_MAX = 64 * 1024 * 1024
+"""Batches whose transaction is being verified; above this bound, connections that send more of them are held back."""
+NOT_VERIFIED = frozenset(
+    {
+        ErrorCode.network_exception,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+    }
+)
+"""Errors of a coordinator that did not decide. Clients do not retry a batch after each of them, as Kafka knows."""
 TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
 
 
@@ -56,6 +77,8 @@ class Services:
     host: PartitionHost
     forwarding: Forwarding
     deadlines: Deadlines
+    verifier: Verifier
+    verifying: HeldBytes
 
 
 def handle(node: Services, request: Request, reply: Reply) -> None:
@@ -64,10 +87,12 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     refused: KafkaError | None = None
     if acks not in (-1, 0, 1):
         refused = KafkaError(ErrorCode.invalid_required_acks, f"acks={acks}; allowed are 0, 1 and -1")
-    elif produce.transactional_id is not None:
-        refused = KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
+    transaction: ProducedTransaction | None = None
+    if produce.transactional_id is not None:
+        adds = request.api_version >= ADDS_PARTITIONS_FROM_VERSION
+        transaction = ProducedTransaction(produce.transactional_id, adds)
     now_ms = node.runtime.env.wall_ms()
-    pending = PendingProduce(node, request, reply, acks, produce.timeout_ms, [], [])
+    pending = PendingProduce(node, request, reply, acks, produce.timeout_ms, transaction, [], [])
     for topic in produce.topics:
         name = topic.name if topic.name is not None else _topic_name(node, topic.topic_id)
         responses: list[ProducePartitionResponse] = []
@@ -83,15 +108,9 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
                 pending.append_or_forward(response, name, records, now_ms)
             except KafkaError as error:
                 pending.fail(response, error)
-                pending.trace_rejected(name, index, error)
-                if error.code is ErrorCode.not_leader_or_follower and name is not None:
-                    node.runtime.metrics.rejected(name, index)
-                    pending.name_leader(response, name)
+                pending.rejected(response, name, error)
             except Exception:
-                node.runtime.log.exception("append_failed", topic=name, partition=index)
-                unexpected = KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it")
-                pending.fail(response, unexpected)
-                pending.trace_rejected(name, index, unexpected)
+                pending.fail(response, pending.unexpected(response, name))
     if acks == 0:
         reply.send_nothing()
         if reply.failed:
@@ -117,6 +136,7 @@ class PendingProduce:
     _reply: Reply
     _acks: int
     _timeout_ms: int
+    _transaction: ProducedTransaction | None
     topics: list[TopicResponses]
     _waiting: list[ProducePartitionResponse]
     _endpoints: dict[int, NodeEndpoint] | None = None
@@ -160,6 +180,7 @@ class PendingProduce:
         records: memoryview | None,
         now_ms: int,
         answer: Waiter | None = None,
+        verified: Verification | None = None,
     ) -> bool:
         """Append to this node's log; return whether the response waits. `answer` replaces this request's own waiter."""
         acks = self._acks
@@ -177,7 +198,10 @@ class PendingProduce:
         try:
             if acks == -1:
                 partition.check_enough_replicas()
-            appended = partition.append(records, now_ms)
+            appended = partition.append(records, now_ms, self._transaction, verified)
+        except UnverifiedBatch as unverified:
+            self._verify(partition, response, records, unverified, answer)
+            return True
         except KafkaError as error:
             partition.refused(records, error, now_ms)
             raise
@@ -203,6 +227,44 @@ class PendingProduce:
             self._trace_acknowledged(trace, appended)
         return is_waiting
 
+    def _verify(
+        self,
+        partition: Partition,
+        response: ProducePartitionResponse,
+        records: memoryview,
+        unverified: UnverifiedBatch,
+        answer: Waiter | None,
+    ) -> None:
+        """Append the batch after the coordinator has confirmed its transaction. Raises if it surely will not."""
+        node, request, topic = self._node, self._request, partition.topic
+        transaction = self._transaction
+        if transaction is None:
+            raise unverified
+        # A copy: the connection reuses its buffer.
+        copied = memoryview(bytearray(records))
+
+        def resume(verification: Verification, outcome: ErrorCode) -> None:
+            node.verifying.remove(len(copied))
+            now_ms = node.runtime.env.wall_ms()
+            try:
+                if outcome is not ErrorCode.none:
+                    raise _verification_error(outcome, request.api_version)
+                if not self._append(response, topic, copied, now_ms, waiter, verification):
+                    waiter(None)
+            except KafkaError as error:
+                partition.refused(copied, error, now_ms)
+                self.rejected(response, topic, error)
+                waiter(error)
+            except Exception:
+                waiter(self.unexpected(response, topic))
+
+        node.verifier.verify(partition, unverified.header, transaction, resume)
+        node.verifying.add(request.connection, len(copied))
+        if answer is not None:
+            waiter = answer
+        else:
+            waiter = self._close_on_error if self._acks == 0 else self._wait_for(response)
+
     def _forward(self, response: ProducePartitionResponse, topic: TopicImage, records: memoryview | None) -> None:
         """Forward to the leader after the earlier batches, or append locally if this node leads by then."""
         node, request, name = self._node, self._request, topic.name
@@ -227,9 +289,17 @@ class PendingProduce:
             to, size_bytes = topic.partitions[response.partition].leader, len(records or b"")
             PartitionTrace(node.runtime.traces, name, response.partition).forwarded(request.client_id, to, size_bytes)
         if self._forwarded is None:
-            self._forwarded = ForwardedRequest(request.connection, acks, self._timeout_ms)
+            self._forwarded = self._forwarded_request()
         batch = memoryview(b"") if records is None else records
         node.forwarding.forward(ForwardedBatch(self._forwarded, topic, response, batch, append_here, outcome))
+
+    def _forwarded_request(self) -> ForwardedRequest:
+        connection, transaction = self._request.connection, self._transaction
+        if transaction is None:
+            return ForwardedRequest(connection, self._acks, self._timeout_ms)
+        # The version tells the leader whether the batch adds its partition, and which errors the client knows.
+        version = FORWARDED_VERSION if transaction.adds else self._request.api_version
+        return ForwardedRequest(connection, self._acks, self._timeout_ms, transaction.transactional_id, version)
 
     def _close_on_error(self, error: KafkaError | None) -> None:
         """Close the connection on an error: an acks=0 producer notices nothing else."""
@@ -250,6 +320,20 @@ class PendingProduce:
         response.base_offset = -1
         response.log_append_time_ms = -1
         response.log_start_offset = -1
+
+    def rejected(self, response: ProducePartitionResponse, topic: str | None, error: KafkaError) -> None:
+        """Trace and count a batch that was not appended, and name the leader if that is another node."""
+        self.trace_rejected(topic, response.partition, error)
+        if error.code is ErrorCode.not_leader_or_follower and topic is not None:
+            self._node.runtime.metrics.rejected(topic, response.partition)
+            self.name_leader(response, topic)
+
+    def unexpected(self, response: ProducePartitionResponse, topic: str | None) -> KafkaError:
+        """Log the exception that is being handled; return the error for the client."""
+        self._node.runtime.log.exception("append_failed", topic=topic, partition=response.partition)
+        error = KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it")
+        self.trace_rejected(topic, response.partition, error)
+        return error
 
     def name_leader(self, response: ProducePartitionResponse, topic: str) -> None:
         """Add the current leader and its address to the response (KIP-951)."""
@@ -322,6 +406,21 @@ class PendingProduce:
             answer(error)
 
         return done
+
+
+def _verification_error(code: ErrorCode, version: int) -> KafkaError:
+    """Return the error of a batch whose transaction the coordinator did not confirm, as this version's clients know it.
+
+    NOT_ENOUGH_REPLICAS makes every client send the batch again, without asking for new metadata.
+    """
+    reason = f"the coordinator did not confirm the transaction: {code.name}"
+    if code in NOT_VERIFIED or (code is ErrorCode.concurrent_transactions and version < ADDS_PARTITIONS_FROM_VERSION):
+        return KafkaError(ErrorCode.not_enough_replicas, reason)
+    if code is ErrorCode.producer_fenced:
+        return KafkaError(ErrorCode.invalid_producer_epoch, reason)
+    if code is ErrorCode.transaction_abortable and version < ABORTABLE_FROM_VERSION:
+        return KafkaError(ErrorCode.invalid_txn_state, reason)
+    return KafkaError(code, reason)
 
 
 API = Api(ApiKey.PRODUCE, (0, 13), readable_from=3)

@@ -11,7 +11,6 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
 TRANSACTIONS_REFUSED = ErrorCode.transactional_id_authorization_failed
-TRANSACTIONS_REFUSED_MESSAGE = "This broker does not support transactions: use a producer without a transactional id."
 
 
 async def commit_offsets(request: Request) -> Values:

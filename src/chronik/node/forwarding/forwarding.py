@@ -30,12 +30,14 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.deadlines import Deadlines
+from chronik.node.serving.held_bytes import HeldBytes
 from chronik.storage.producers import is_after
 from chronik.storage.refusals import TEMPORARY_ERRORS
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.produce import (
+    TOPIC_IDS_FROM,
     ProducePartitionResponse,
     ProduceRequest,
     ProduceTopic,
@@ -45,7 +47,7 @@ from chronik.wire.produce import (
 
 RETRY_S = 0.02
 PURPOSE = "produce"
-VERSION = 13
+FORWARDED_VERSION = 13
 CONNECT_TIMEOUT_S = 2.0
 ACKS_FOR_NONE = 1
 """Used for acks=0: without a response, the leader could not report that it does not lead."""
@@ -74,6 +76,8 @@ class ForwardedRequest(NamedTuple):
     connection: Connection
     acks: int
     timeout_ms: int
+    transactional_id: str | None = None
+    version: int = FORWARDED_VERSION
 
 
 @dataclass(slots=True, eq=False)
@@ -178,19 +182,18 @@ def _is_after(header: BatchHeader, other: BatchHeader) -> bool:
 
 
 class Forwarding:
-    """Owned by the loop. Invariant: `in_flight_bytes` is the size of all batches without an outcome."""
+    """Owned by the loop. Invariant: `in_flight` has the size of all batches without an outcome."""
 
     def __init__(
         self, runtime: Runtime, metadata: MetadataLog, peers: Peers, host: PartitionHost, deadlines: Deadlines
     ) -> None:
-        self.in_flight_bytes = 0
+        self.in_flight = HeldBytes(runtime.loop, runtime.config.forward_bytes_max)
         self.is_leaving = False
         """Set when the node is about to stop: it then redirects producers instead of forwarding."""
         self._loop = runtime.loop
         self._node_id = runtime.node_id
         self._metrics = runtime.metrics
         self._is_enabled = runtime.config.forwarding
-        self._bytes_max = runtime.config.forward_bytes_max
         self._metadata = metadata
         self._peers = peers
         self._host = host
@@ -199,7 +202,6 @@ class Forwarding:
         self._lanes: dict[Connection, dict[tuple[UUID, int], Lane]] = {}
         self._pipelines: dict[int, LeaderPipeline] = {}
         self._due: list[ForwardedBatch] = []
-        self._held: dict[Connection, None] = {}
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -232,7 +234,7 @@ class Forwarding:
         timeout_ms = max(timeout_ms, UNANSWERED_TIMEOUT_MS) if acks == 0 else max(timeout_ms, 0)
         self._number += 1
         batch.enter(lane, self._number, self._loop.time() + timeout_ms / 1000, self._timed_out)
-        self._hold(batch)
+        self.in_flight.add(batch.request.connection, len(batch.records))
         self._deadlines.add(timeout_ms, batch)
         if lane.refuses(batch.header, self._loop.time()):
             self._refuse(batch, "an earlier batch failed")
@@ -255,7 +257,7 @@ class Forwarding:
     def _connection_closed(self, connection: Connection) -> None:
         """Drop the connection's lanes. Its batches are still forwarded, without a response."""
         self._lanes.pop(connection, None)
-        self._held.pop(connection, None)
+        self.in_flight.forget(connection)
 
     def _drain(self, lane: Lane) -> None:
         """Route the queued batches in order, until one has to wait."""
@@ -433,9 +435,8 @@ class Forwarding:
         lane.open.pop(batch, None)
         if batch in lane.queue:
             lane.queue.remove(batch)
-        self.in_flight_bytes -= len(batch.records)
+        self.in_flight.remove(len(batch.records))
         batch.records = memoryview(b"")
-        self._release()
         if lane.queue:
             self._schedule_drain(lane)
         elif lane.is_idle and lane.broken is None:
@@ -448,22 +449,6 @@ class Forwarding:
         if not lane.is_scheduled:
             lane.is_scheduled = True
             self._loop.call_soon(self._drain_scheduled, lane)
-
-    # -- memory bound --------------------------------------------------------------------------------------------------
-
-    def _hold(self, batch: ForwardedBatch) -> None:
-        """Add the batch to the bytes in flight; above the bound, pause its connection until other batches finish."""
-        self.in_flight_bytes += len(batch.records)
-        connection = batch.request.connection
-        if self.in_flight_bytes > self._bytes_max and connection not in self._held:
-            self._held[connection] = None
-            connection.hold()
-
-    def _release(self) -> None:
-        while self._held and self.in_flight_bytes <= self._bytes_max:
-            connection = next(iter(self._held))
-            del self._held[connection]
-            self._loop.call_soon(connection.release)
 
 
 @dataclass(eq=False)
@@ -511,33 +496,42 @@ class LeaderPipeline:
             return
         first = sent[0]
         left_ms = max(1, int((first.deadline_s - self._loop.time()) * 1000))
-        topics: list[ProduceTopic] = []
+        _, acks, _, transactional_id, version = first.request
+        topics: dict[UUID, ProduceTopic] = {}
         for batch in sent:
             batch.is_sent = True
-            if not topics or topics[-1].topic_id != batch.topic.id:
-                topics.append(ProduceTopic(None, batch.topic.id, []))
-            topics[-1].partitions.append((batch.response.partition, batch.records))
-        request = ProduceRequest(None, first.request.acks or ACKS_FOR_NONE, left_ms, topics)
-        body = b"".join(produce_request_buffers(VERSION, request))
-        answer = connection.send(ApiKey.PRODUCE, VERSION, body)
-        answer.add_done_callback(lambda done: self._answered(sent, done))
+            topic = topics.get(batch.topic.id)
+            if topic is None:
+                topic = topics[batch.topic.id] = ProduceTopic(*_named(version, batch.topic), [])
+            topic.partitions.append((batch.response.partition, batch.records))
+        request = ProduceRequest(transactional_id, acks or ACKS_FOR_NONE, left_ms, list(topics.values()))
+        body = b"".join(produce_request_buffers(version, request))
+        answer = connection.send(ApiKey.PRODUCE, version, body)
+        answer.add_done_callback(lambda done: self._answered(version, sent, done))
 
-    def _answered(self, sent: list[ForwardedBatch], answer: asyncio.Future[memoryview]) -> None:
+    def _answered(self, version: int, sent: list[ForwardedBatch], answer: asyncio.Future[memoryview]) -> None:
         closed = asyncio.CancelledError("the connection to the leader was closed")
         failure: BaseException | None = closed if answer.cancelled() else answer.exception()
         if failure is None:
             try:
-                response = read_produce_response(VERSION, answer.result())
+                response = read_produce_response(version, answer.result())
             except MalformedRequest as error:
                 failure = error
         if failure is not None:
             for batch in sent:
                 self._forwarding.in_doubt(batch, str(failure))
             return
-        outcomes = {(topic_id, each.partition): each for _, topic_id, answers in response.topics for each in answers}
+        outcomes = {
+            (name, topic_id, each.partition): each for name, topic_id, answers in response.topics for each in answers
+        }
         for batch in sent:
-            outcome = outcomes.get((batch.topic.id, batch.response.partition))
+            outcome = outcomes.get((*_named(version, batch.topic), batch.response.partition))
             if outcome is None:
                 self._forwarding.in_doubt(batch, "the leader's response does not include the batch")
             else:
                 self._forwarding.answered(batch, outcome)
+
+
+def _named(version: int, topic: TopicImage) -> tuple[str | None, UUID | None]:
+    """Return how a request of this version names the topic: the name, or the id from TOPIC_IDS_FROM on."""
+    return (None, topic.id) if version >= TOPIC_IDS_FROM else (topic.name, None)

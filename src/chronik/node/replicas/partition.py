@@ -14,6 +14,7 @@ from chronik.metadata.elections import Loss
 from chronik.metadata.image import PartitionImage, TopicImage, is_internal, is_traceable
 from chronik.node.replicas.storage_jobs import StorageJobs
 from chronik.node.replicas.syncer import Syncer
+from chronik.node.replicas.verification import ProducedTransaction, Verification, Verifications
 from chronik.node.runtime import Runtime
 from chronik.node.topic_settings import TopicSettings
 from chronik.observe.traces import PartitionTrace, Why
@@ -43,6 +44,7 @@ LATEST_EPOCH = -1
 DELETE_ALL = -1
 BAD_BATCH = "a batch is not what was written"
 KEY_NEEDED = "a compacted topic takes no record without a key"
+ID_NEEDED = "a transactional batch needs a transactional id in its request"
 DECODED_RECORDS_MAX = 100_000
 DECODED_BYTES_PER_BYTE_MAX = 16
 
@@ -233,6 +235,8 @@ class Partition:
         self._set_trace()
         self._waits = PartitionWaits()
         self._refused = RefusedBatches()
+        self.verifications = Verifications()
+        """The transactions whose first batch here waits for their coordinator."""
         self._is_in_doubt = False
         """Whether the log may end with records that this node appended as leader and that the new leader lacks."""
         self._deleting = asyncio.Lock()
@@ -340,6 +344,11 @@ class Partition:
         return self.role.high_watermark
 
     @property
+    def last_stable_offset(self) -> int:
+        """The first offset that is not visible to read_committed consumers: no transaction below it is open."""
+        return self.log.last_stable_offset(self.visible_end_offset)
+
+    @property
     def is_settling(self) -> bool:
         """Whether this new leader's watermark may still be below what clients have seen.
 
@@ -422,8 +431,18 @@ class Partition:
 
     # -- appends -------------------------------------------------------------------------------------------------------
 
-    def append(self, records: memoryview, now_ms: int) -> Appended:
-        """Append a producer's batch. The broker stamps its own header fields in place and keeps all other bytes."""
+    def append(
+        self,
+        records: memoryview,
+        now_ms: int,
+        transaction: ProducedTransaction | None = None,
+        verified: Verification | None = None,
+    ) -> Appended:
+        """Append a producer's batch. The broker stamps its own header fields in place and keeps all other bytes.
+
+        A transactional batch needs the `transaction` of its request. UnverifiedBatch means that the coordinator has to
+        confirm it first; then append it with the `verified` that `Verifier.verify` passes.
+        """
         leader = self._appender
         if leader is None:
             raise self._not_leader()
@@ -436,15 +455,24 @@ class Partition:
         if header.producer_id >= 0:
             if self._refused:
                 self._refused.check(header, self.log.producers, now_ms)
+            is_transactional = header.attributes & TRANSACTIONAL
+            if is_transactional:
+                if transaction is None:
+                    raise KafkaError(ErrorCode.transactional_id_authorization_failed, ID_NEEDED)
+                self.verifications.check_order(header, verified)
             repeated = self.log.producers.check(header)
             if repeated is not None:
                 return repeated
+            if transaction is not None and is_transactional:
+                self.verifications.check(header, transaction, verified, self.log.producers)
         topic_codec = settings.broker_codec
         if topic_codec is not None and topic_codec != header.codec:
             records = recompressed(settings, records, start, header, topic_codec)
             batches = check_batches(records, settings.max_message_bytes)
         result = self._write(records, batches, leader.leader_epoch, now_ms)
         self._metrics.records_in += header.record_count
+        if self.verifications:
+            self.verifications.appended(header.producer_id)
         self._appended(len(records))
         return result
 
@@ -474,6 +502,7 @@ class Partition:
             self._replication.log_failed(self)
             raise
         self._appended(len(batch))
+        self.verifications.ended(marker.producer_id)
         return result
 
     def _write(
@@ -847,6 +876,8 @@ class Partition:
         self.hands_over_to = NO_LEADER
         self._waits.fail_deletions(self._not_leader())
         self._waits.release_listeners(self)
+        # Another leader may write a marker that this node does not see in time.
+        self.verifications.end_all(self._not_leader())
 
     def hand_over(self, to: int) -> None:
         """Stop accepting records so that `to` can fetch all of them. Ends with the partition's next image."""
@@ -916,6 +947,7 @@ class Partition:
         self.generation += 1
         self._waits.fail(error)
         self._waits.fail_deletions(error)
+        self.verifications.end_all(error)
         self._waits.release_fetches()
         self._waits.release_listeners(self)
 
@@ -988,8 +1020,8 @@ def check_producer_batch(
     settings: TopicSettings, records: memoryview, start: int, header: BatchHeader, now_ms: int
 ) -> None:
     """Raise KafkaError if the topic's settings do not allow the batch at `start`."""
-    if header.attributes & TRANSACTIONAL:
-        raise KafkaError(ErrorCode.invalid_txn_state, "transactions are not supported by this node")
+    if header.attributes & TRANSACTIONAL and header.producer_id < 0:
+        raise KafkaError(ErrorCode.invalid_record, "a transactional batch needs a producer id")
     if not settings.log_config.log_append_time and header.max_timestamp >= 0:
         if header.max_timestamp > now_ms + settings.timestamp_after_max_ms:
             raise KafkaError(
@@ -1016,6 +1048,7 @@ def recompressed(
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,
+        is_transactional=header.is_transactional,
     )
     return memoryview(bytearray(encoded))
 

@@ -677,6 +677,7 @@ class PartitionHost:
                 log_start_offset=partition.log_start_offset,
                 log_end_offset=partition.log_end_offset,
                 high_watermark=partition.high_watermark,
+                last_stable_offset=partition.last_stable_offset,
                 replicas=len(partition.replicas),
                 in_sync_replicas=len(partition.in_sync_replicas),
                 size_bytes=partition.log.size_bytes,
