@@ -196,7 +196,7 @@ class Broker:
         host.reports.start()
         self.internal_server.has_opened_logs = True
         self._closers.append(self._close_server)
-        metadata.subscribe(self.groups.topic.metadata_changed)
+        metadata.subscribe(self.groups.metadata_changed)
         # Stopped before the connections close, because members waiting in a rebalance would delay that.
         self._closers.append(self.groups.stop)
         await self.groups.start()
