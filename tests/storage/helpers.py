@@ -6,7 +6,7 @@ from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk
 from chronik.storage.log import Log
 from chronik.storage.producers import AppendResult
-from chronik.wire.batch import BatchHeader, check_batches, decode_batch, encode_batch
+from chronik.wire.batch import BatchHeader, check_batches, decode_batch, encode_batch, encode_marker
 from chronik.wire.records import NewRecord, Record
 
 FOLDER = "/data/logs/topic-0"
@@ -33,6 +33,7 @@ def batch(
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
+    is_transactional: bool = False,
 ) -> bytes:
     """Encode a batch of `count` records a millisecond apart."""
     records: list[NewRecord] = [
@@ -45,8 +46,61 @@ def batch(
         for i in range(count)
     ]
     return encode_batch(
-        records, codec=codec, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
+        records,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
     )
+
+
+class TransactionalProducer:
+    """Appends transactional batches and markers to a log, with the right sequences."""
+
+    def __init__(self, log: Log, producer_id: int) -> None:
+        self.log = log
+        self.producer_id = producer_id
+        self.epoch = 0
+        self.sequence = 0
+
+    def batch(self, count: int = 1, *, value_bytes: int = 20, keys: Sequence[bytes | None] | None = None) -> bytes:
+        encoded = batch(
+            count,
+            value_bytes=value_bytes,
+            keys=keys,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=self.sequence,
+            is_transactional=True,
+        )
+        self.sequence += count
+        return encoded
+
+    def send(self, count: int = 1, *, value_bytes: int = 20, keys: Sequence[bytes | None] | None = None) -> int:
+        """Return the base offset."""
+        return append(self.log, self.batch(count, value_bytes=value_bytes, keys=keys)).base_offset
+
+    def end(self, is_commit: bool, *, coordinator_epoch: int = 0, leader_epoch: int = 0) -> int:
+        """Return the offset of the marker."""
+        marker = encode_marker(self.producer_id, self.epoch, is_commit, coordinator_epoch, NOW_MS)
+        return self.log.append_marker(marker, leader_epoch, NOW_MS).base_offset
+
+    def commit(self) -> int:
+        return self.end(True)
+
+    def abort(self) -> int:
+        return self.end(False)
+
+
+def aborted(log: Log, offset: int = 0, upto_offset: int | None = None) -> list[tuple[int, int]]:
+    """Return producer and first offset of the aborted transactions in the range, as the node does."""
+    job = log.aborted_job(offset, log.log_end_offset if upto_offset is None else upto_offset)
+    return [] if job is None else [(each.producer_id, each.first_offset) for each in job()]
+
+
+def open_transactions(log: Log) -> dict[int, int | None]:
+    return {producer_id: state.first_offset for producer_id, state in log.open_transactions()}
 
 
 def headers(records: bytes) -> list[tuple[int, BatchHeader]]:

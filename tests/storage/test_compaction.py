@@ -1,6 +1,7 @@
 """Compaction: the last record of every key stays, with its offset; all other records may be removed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ DAY_MS = 86_400_000
 CONFIG = replace(SMALL, cleanup_compact=True, cleanup_delete=False, min_cleanable_ratio=0.0, delete_retention_ms=DAY_MS)
 
 
-def put(log: Log, key: bytes, value: bytes | None, **kwargs: int) -> int:
+def put(log: Log, key: bytes, value: bytes | None, **kwargs: Any) -> int:
     return append(log, batch(keys=[key], values=[value], **kwargs)).base_offset
 
 

@@ -10,10 +10,13 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from chronik.wire.batch import (
     HEADER_BYTES,
+    Marker,
     check_batches,
     decode_batch,
     encode_batch,
+    encode_marker,
     read_batch_header,
+    read_marker,
     stamp,
     stamp_append_time,
 )
@@ -216,3 +219,60 @@ def test_header_keys_that_are_not_utf8_survive_a_round_trip() -> None:
     (record,) = decode_batch(batch)
     again = encode_batch([(record.key, record.value, record.headers, record.timestamp_ms)])
     assert again[HEADER_BYTES:] == bytes(batch[HEADER_BYTES:])
+
+
+# -- markers -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.booleans(), st.integers(0, (1 << 31) - 1), st.integers(0, 1 << 40), st.integers(0, (1 << 15) - 1))
+def test_a_marker_returns_what_was_encoded(
+    is_commit: bool, coordinator_epoch: int, producer_id: int, epoch: int
+) -> None:
+    batch = encode_marker(producer_id, epoch, is_commit, coordinator_epoch, 17)
+    ((_, header),) = check_batches(memoryview(batch), MAX_BYTES, from_producer=False)
+    assert header.is_control and header.is_transactional
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (producer_id, epoch, -1)
+    assert (header.record_count, header.max_timestamp, header.last_sequence) == (1, 17, -1)
+    assert read_marker(batch) == Marker(is_commit, coordinator_epoch)
+
+
+@pytest.mark.parametrize(("is_commit", "key"), [(False, b"\0\0\0\0"), (True, b"\0\0\0\1")])
+def test_a_marker_has_the_key_and_value_of_kafka(is_commit: bool, key: bytes) -> None:
+    (record,) = decode_batch(encode_marker(1, 2, is_commit, 0x01020304, 17))
+    assert (record.key, record.value, record.headers) == (key, b"\0\0\1\2\3\4", [])
+    batches: Any = MemoryRecords(encode_marker(1, 2, is_commit, 5, 17))
+    assert batches.next_batch().is_control_batch
+
+
+def test_a_marker_of_a_later_version_is_read_by_its_known_fields() -> None:
+    batch = encode_batch([(b"\0\1\0\1+", b"\0\1\0\0\0\7+", [], 0)], is_control=True)
+    assert read_marker(batch) == Marker(True, 7)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        (None, b"\0\0\0\0\0\1", [], 0),
+        (b"\0\0\0", b"\0\0\0\0\0\1", [], 0),
+        (b"\0\0\0\2", b"\0\0\0\0\0\1", [], 0),
+        (b"\xff\xff\0\1", b"\0\0\0\0\0\1", [], 0),
+        (b"\0\0\0\1", b"\0\0\0\0\0", [], 0),
+        (b"\0\0\0\1", b"\xff\xff\0\0\0\1", [], 0),
+        (b"\0\0\0\1", None, [], 0),
+    ],
+)
+def test_other_control_records_are_no_markers(record: NewRecord) -> None:
+    with pytest.raises(KafkaError) as raised:
+        read_marker(encode_batch([record], is_control=True))
+    assert raised.value.code == ErrorCode.invalid_record
+
+
+def test_an_empty_control_batch_is_no_marker() -> None:
+    with pytest.raises(KafkaError):
+        read_marker(encode_batch([], last_offset=0, is_control=True))
+
+
+def test_a_producer_must_not_send_a_marker() -> None:
+    with pytest.raises(KafkaError) as raised:
+        check_batches(memoryview(encode_marker(1, 2, True, 3, 17)), MAX_BYTES)
+    assert raised.value.code == ErrorCode.invalid_record

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from chronik.storage.producers import LastBatch
 from chronik.wire.batch import DECOMPRESSED_BYTES_MAX, HEADER_BYTES, BatchHeader, join_batch
 from chronik.wire.compression import compress, decompress
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -74,7 +75,7 @@ def clean_batch(
     keeps: Callable[[int, bytes | None], bool],
     now_ms: int,
     delete_retention_ms: int,
-    last_offsets: Mapping[int, int],
+    last_batches: Mapping[int, LastBatch],
 ) -> bytes | memoryview | None:
     """Return what remains of a batch: the batch itself if nothing is removed, None if it can be dropped.
 
@@ -96,7 +97,8 @@ def clean_batch(
         return batch
     if kept:
         return _rebuilt(header, data, kept, now_ms + delete_retention_ms if needs_horizon else None)
-    if header.producer_id >= 0 and last_offsets.get(header.producer_id) == header.last_offset:
+    last = last_batches.get(header.producer_id)
+    if last is not None and last.last_offset == header.last_offset:
         return batch if not records else _encoded(header, header.attributes, header.base_timestamp, None, 0, b"")
     return None
 

@@ -26,6 +26,7 @@ from chronik.storage.cleaning import clean_batch, key_digest, raw_records
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk, remove_files
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
+from chronik.storage.producers import LastBatch
 from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
 from chronik.storage.segments import DeletionJob, NumberFile
 from chronik.wire.batch import read_batch_header
@@ -62,7 +63,7 @@ class CompactionJob:
     config: LogConfig
     now_ms: int
     dirty_from: int
-    last_offsets: Mapping[int, int]
+    last_batches: Mapping[int, LastBatch]
     removed_records: int = 0
     removed_bytes: int = 0
     cleaned_upto: int = field(init=False)
@@ -220,7 +221,7 @@ class CompactionJob:
             return batch
         try:
             return clean_batch(
-                batch, header, self._keeps, self.now_ms, self.config.delete_retention_ms, self.last_offsets
+                batch, header, self._keeps, self.now_ms, self.config.delete_retention_ms, self.last_batches
             )
         except KafkaError:
             # Keep a batch that does not parse.

@@ -1,26 +1,28 @@
 """One partition's log.
 
-Files in its folder: `NNN.log` segments of batches with `NNN.index` and `NNN.timeindex` (see `index`), `NNN.snapshot`
-(see `snapshot`), `leader-epoch-checkpoint` (see `epochs`), `log-start-offset` (see `recovery`), `cleaner-offset` (see
-`compaction`), `synced-end` (see `syncing`). NNN is an offset with 20 digits.
+Files in its folder: `NNN.log` segments of batches with `NNN.index` and `NNN.timeindex` (see `index`) and `NNN.txnindex`
+(see `aborted`), `NNN.snapshot` (see `snapshot`), `leader-epoch-checkpoint` (see `epochs`), `log-start-offset` (see
+`recovery`), `cleaner-offset` (see `compaction`), `synced-end` (see `syncing`). NNN is an offset with 20 digits.
 
 A full or failing disk makes the log read-only. After a second the next append tries again; if it succeeds, the log is
 writable. A failed append leaves nothing behind. A log whose sync hangs is read-only until the sync ends. A failed sync
 is never retried: the kernel may have dropped the dirty pages, so a second sync would succeed without writing them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from struct import Struct
 from typing import Final
 
+from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
+from chronik.storage.aborted import AbortedJob, aborted, derive_last, search
 from chronik.storage.batches import header_at
 from chronik.storage.compaction import CompactionJob, replace_segments
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Buffer, Disk, StorageError, read_file, remove_files, storage_error
 from chronik.storage.epochs import LeaderEpochs
 from chronik.storage.folder import set_aside
-from chronik.storage.producers import AppendResult, ProducerStates
+from chronik.storage.producers import AppendResult, ProducerState, ProducerStates
 from chronik.storage.reading import HeadersJob, ReadJob, ReadResult
 from chronik.storage.recovery import START_NAME, LoadedLog, RecoveryReport, load_log
 from chronik.storage.scrubbing import SegmentScrub
@@ -31,7 +33,15 @@ from chronik.storage.snapshot import decode_snapshot, restore_producers
 from chronik.storage.syncing import LogSyncs, SyncJob, lower_synced_end
 from chronik.storage.tail import Tail
 from chronik.storage.times import TimeLookup, TimestampOffset
-from chronik.wire.batch import BatchHeader, read_batch_header, stamp_append_time
+from chronik.storage.transactions import marker_of
+from chronik.wire.batch import (
+    CONTROL,
+    BatchHeader,
+    check_batches,
+    read_batch_header,
+    read_marker,
+    stamp_append_time,
+)
 from chronik.wire.errors import ErrorCode, KafkaError
 
 PROBE_MS: Final = 1000
@@ -40,7 +50,7 @@ PROBE_MS: Final = 1000
 _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
 _EPOCH_AT: Final = 12
-_SET_ASIDE_ORDER: Final = {".snapshot": 0, ".index": 1, ".timeindex": 1, ".log": 2}
+_SET_ASIDE_ORDER: Final = {".snapshot": 0, ".index": 1, ".timeindex": 1, ABORTED_SUFFIX: 1, ".log": 2}
 
 
 class Log:
@@ -80,6 +90,7 @@ class Log:
         self._has_garbage = False
         self._cleaned_upto = loaded.cleaned_upto
         self._compaction: CompactionJob | None = None
+        self._last_aborted_offset = self._find_last_aborted()
 
     @staticmethod
     def open(
@@ -138,6 +149,17 @@ class Log:
             self.epochs.assign(leader_epoch, base_offset)
         return AppendResult(base_offset, offset - 1, append_time_ms)
 
+    def append_marker(self, marker: bytes, leader_epoch: int, now_ms: int) -> AppendResult:
+        """Append as leader the control batch that ends a producer's transaction (see `encode_marker`).
+
+        Raises INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED if the log has a marker or batch of a later
+        epoch. A marker for a producer without a transaction here is appended too: it fences the producer's old epochs.
+        """
+        records = memoryview(bytearray(marker))
+        batches = check_batches(records, len(records), from_producer=False)
+        self.producers.check_marker(batches[0][1], read_marker(records))
+        return self.append(records, batches, leader_epoch, now_ms)
+
     def append_as_follower(
         self, records: Buffer, batches: Sequence[tuple[int, BatchHeader]], now_ms: int
     ) -> AppendResult:
@@ -192,8 +214,11 @@ class Log:
             delta = header[6]
             self._tail.append(at, position + start)
             segment.note_batch(position + start, at + delta, header[1], header[8], interval)
-            if header[9] >= 0 and not header.is_control:
-                self.producers.record(header, at, now_ms, append_time_ms)
+            if header[9] >= 0:
+                if header[5] & CONTROL:
+                    self._note_marker(segment, header, records[start : start + header[1]], at, now_ms)
+                else:
+                    self.producers.record(header, at, now_ms, append_time_ms)
             if offset is not None:
                 offset += delta + 1
         if segment.first_append_ms is None:
@@ -202,6 +227,18 @@ class Log:
         self._segments.size_bytes += size_bytes
         self._syncs.appended(size_bytes, batches[-1][1][4])
         self.log_end_offset = end_offset
+
+    def _note_marker(
+        self, segment: LogSegment, header: BatchHeader, batch: memoryview, offset: int, now_ms: int
+    ) -> None:
+        marker = marker_of(header, batch)
+        if marker is None:
+            return
+        ended = self.producers.end_transaction(header, marker, offset, now_ms)
+        entry = aborted(header.producer_id, marker, ended)
+        if entry is not None:
+            segment.aborted.append(entry)
+            self._last_aborted_offset = entry.last_offset
 
     def _is_due(self, segment: LogSegment, now_ms: int) -> bool:
         begun_ms = segment.first_append_ms
@@ -396,6 +433,45 @@ class Log:
             f"offset {offset} is not within {self.log_start_offset} to {self.log_end_offset}",
         )
 
+    # -- transactions --------------------------------------------------------------------------------------------------
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Return the end of what read_committed consumers may read.
+
+        It is the first offset of the earliest transaction that is open or whose marker is not below the watermark, or
+        the watermark if there is none.
+        """
+        first = self.producers.transactions.first_unstable(high_watermark)
+        return high_watermark if first is None else min(high_watermark, max(first, self.log_start_offset))
+
+    def open_transactions(self) -> Iterator[tuple[int, ProducerState]]:
+        """Yield the id and state of each producer with an open transaction, by the transaction's first offset."""
+        return self.producers.open_transactions()
+
+    def aborted_job(self, offset: int, upto_offset: int) -> AbortedJob | None:
+        """Return a job for a thread that finds the aborted transactions that overlap [offset, upto_offset).
+
+        None if there are none. Create it together with the read of the same range: compaction removes the entries of
+        transactions whose records it removes. Call or close the job: it holds files open.
+        """
+        if offset > self._last_aborted_offset or offset >= upto_offset:
+            return None
+        segments = self._segments.all[self._segments.index_of(offset) :]
+        return search((segment.aborted for segment in segments), offset, upto_offset)
+
+    def write_aborted(self) -> Mapping[int, int] | None:
+        """Write the transaction indexes; return each one's number of entries by segment, None if that fails."""
+        if self._last_aborted_offset < 0:
+            return {}
+        indexes = {segment.base_offset: segment.aborted for segment in self._segments.all if segment.aborted.count}
+        is_written = all(index.try_write() for index in indexes.values())
+        return {base_offset: index.count for base_offset, index in indexes.items()} if is_written else None
+
+    def _find_last_aborted(self) -> int:
+        """Return the offset of the last abort marker in the indexes, -1 if there is none."""
+        lasts = (segment.aborted.last for segment in reversed(self._segments.all))
+        return next((last.last_offset for last in lasts if last is not None), -1)
+
     # -- lookups by time -----------------------------------------------------------------------------------------------
 
     def offset_for_timestamp_job(
@@ -491,6 +567,7 @@ class Log:
 
     def _delete_first(self, count: int, is_start_set: bool = False) -> DeletionJob:
         removed = self._segments.remove(0, count)
+        self._last_aborted_offset = self._find_last_aborted()
         if removed:
             self.log_start_offset = max(self.log_start_offset, self._segments.all[0].base_offset)
         self.epochs.start_at(self.log_start_offset)
@@ -526,6 +603,8 @@ class Log:
             self._segments.cut_active(batch[0], self.log_end_offset - 1)
         else:
             segment.resume()
+        if not segment.aborted.cut_after(self.log_end_offset - 1):
+            segment.aborted.replace(derive_last(self.disk, self._paths_upto(index)))
         self._active = segment
         segment.file.datasync()
         if self.log_end_offset < self.log_start_offset:
@@ -569,6 +648,10 @@ class Log:
             last = header_at(active.file, active.last_batch_position, active.size_bytes)
             self._syncs.appended(0, last.crc if last is not None else 0)
         self.producers = self._rebuild_producers()
+        self._last_aborted_offset = self._find_last_aborted()
+
+    def _paths_upto(self, index: int) -> list[tuple[str, int]]:
+        return [(segment.path, segment.size_bytes) for segment in self._segments.all[: index + 1]]
 
     def _rebuild_producers(self) -> ProducerStates:
         """Return the producer state at the log's end, from the last snapshot and the batches after it. Blocks.
@@ -579,16 +662,23 @@ class Log:
         if self._syncs.snapshots:
             path = segment_path(self.folder, self._syncs.snapshots[-1], ".snapshot")
             snapshot = decode_snapshot(read_file(self.disk, path) or b"")
-        producers = restore_producers(snapshot, self.config.producer_expiration_ms)
+        first_base = self._segments.all[0].base_offset
+        producers = restore_producers(snapshot, self.config.producer_expiration_ms, first_base)
         start = snapshot.offset if snapshot is not None else 0
         for segment in self._segments.all[self._segments.index_of(start) :]:
             with segment.brief_view() as view:
-                for _, header in view.walk(view.position_near(start)):
-                    if header.producer_id >= 0 and not header.is_control and header.base_offset >= start:
+                for position, header in view.walk(view.position_near(start)):
+                    if header.producer_id < 0 or header.base_offset < start:
+                        continue
+                    known = self.producers.get(header.producer_id)
+                    seen_ms = header.max_timestamp if known is None else known.last_seen_ms
+                    if not header.is_control:
                         append_time_ms = header.max_timestamp if header.log_append_time else -1
-                        known = self.producers.get(header.producer_id)
-                        seen_ms = header.max_timestamp if known is None else known.last_seen_ms
                         producers.record(header, header.base_offset, seen_ms, append_time_ms)
+                        continue
+                    marker = marker_of(header, view.shared.file.pread(position, header.size_bytes))
+                    if marker is not None:
+                        producers.end_transaction(header, marker, header.base_offset, seen_ms)
         return producers
 
     # -- damage --------------------------------------------------------------------------------------------------------
@@ -710,9 +800,9 @@ class Log:
         if dirty_bytes == 0 or dirty_bytes / total_bytes < config.min_cleanable_ratio:
             return None
         dirty_from = max(self._cleaned_upto, self.log_start_offset)
-        last_offsets = self.producers.last_offsets()
+        last_batches = self.producers.last_batches()
         self._compaction = CompactionJob(
-            self.disk, self.folder, cleanable, next_base, config, now_ms, dirty_from, last_offsets
+            self.disk, self.folder, cleanable, next_base, config, now_ms, dirty_from, last_batches
         )
         return self._compaction
 

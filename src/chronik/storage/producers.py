@@ -1,14 +1,15 @@
-"""The log's state of idempotent producers: the epoch and the last batches of each.
+"""The log's state of idempotent and transactional producers: the epoch, the last batches, the open transaction of each.
 
 A producer that resends a batch (it did not get the response) receives the batch's existing offsets; a gap in its
 sequence is refused. The state is a function of the log: snapshots only avoid reading the whole log again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from chronik.wire.batch import BatchHeader
+from chronik.storage.transactions import EndedTransaction, OpenTransactions
+from chronik.wire.batch import TRANSACTIONAL, BatchHeader, Marker
 from chronik.wire.errors import ErrorCode, KafkaError
 
 BATCHES_KEPT: Final = 5
@@ -40,18 +41,33 @@ class AppendResult(NamedTuple):
 
 @dataclass(slots=True)
 class ProducerState:
-    """One producer: its epoch, and its last batches, oldest first."""
+    """One producer: its epoch, and its last batches in that epoch, oldest first."""
 
     epoch: int
     last_seen_ms: int
     batches: list[SentBatch]
+    coordinator_epoch: int = -1
+    """Of the last marker; -1 if there was none."""
+    first_offset: int | None = None
+    """Of the open transaction, if there is one."""
+
+
+class LastBatch(NamedTuple):
+    """A producer's epoch, and the last offset of its last batch; None if only a marker states its epoch."""
+
+    epoch: int
+    last_offset: int | None
 
 
 @dataclass(slots=True, eq=False)
 class ProducerStates:
-    """All producers of one log, ordered by their last write, newest last. Owned by the event loop."""
+    """All producers of one log, ordered by their last batch, newest last. Owned by the event loop.
+
+    Invariant: `transactions` has an open transaction for each state with a `first_offset`, and no other.
+    """
 
     expiration_ms: int
+    transactions: OpenTransactions = field(default_factory=OpenTransactions)
     _states: dict[int, ProducerState] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -66,7 +82,8 @@ class ProducerStates:
     def check(self, header: BatchHeader) -> AppendResult | None:
         """Return None if the batch may be appended, its earlier result if it already was. Raises KafkaError otherwise.
 
-        An unknown producer may start with any sequence: its older batches may have expired.
+        An unknown producer may start with any sequence: its older batches may have expired. A batch without a
+        sequence comes from the group coordinator.
         """
         if header.producer_id < 0:
             return None
@@ -74,10 +91,16 @@ class ProducerStates:
         if state is None:
             return None
         if header.producer_epoch < state.epoch:
+            raise _fenced(header, state)
+        earlier = self._check_sequence(header, state) if header.base_sequence >= 0 else None
+        if earlier is None and state.first_offset is not None and not header.is_transactional:
             raise KafkaError(
-                ErrorCode.invalid_producer_epoch,
-                f"producer {header.producer_id} has epoch {state.epoch}, the batch {header.producer_epoch}",
+                ErrorCode.invalid_txn_state,
+                f"producer {header.producer_id} has a transaction from offset {state.first_offset} on, the batch none",
             )
+        return earlier
+
+    def _check_sequence(self, header: BatchHeader, state: ProducerState) -> AppendResult | None:
         sequence = header.base_sequence
         if header.producer_epoch > state.epoch:
             if sequence != 0:
@@ -87,17 +110,32 @@ class ProducerStates:
         for batch in state.batches:
             if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
                 return AppendResult(batch.base_offset, batch.last_offset, batch.log_append_time_ms)
-        if not state.batches:
-            return None
-        expected = state.batches[-1].last_sequence + 1 & SEQUENCE_MASK
+        # A marker may have begun the epoch.
+        expected = state.batches[-1].last_sequence + 1 & SEQUENCE_MASK if state.batches else 0
         if sequence == expected:
             return None
+        if not state.batches:
+            raise _out_of_order(header, 0)
         if is_after(state.batches[0].base_sequence, last_sequence) and len(state.batches) == BATCHES_KEPT:
             raise KafkaError(
                 ErrorCode.duplicate_sequence_number,
                 f"producer {header.producer_id} repeats sequence {sequence}, which is too old to know its offset",
             )
         raise _out_of_order(header, expected)
+
+    def check_marker(self, header: BatchHeader, marker: Marker) -> None:
+        """Raise KafkaError if the marker comes from an earlier producer epoch, or an earlier coordinator."""
+        state = self._states.get(header.producer_id)
+        if state is None:
+            return
+        if header.producer_epoch < state.epoch:
+            raise _fenced(header, state)
+        if marker.coordinator_epoch < state.coordinator_epoch:
+            raise KafkaError(
+                ErrorCode.transaction_coordinator_fenced,
+                f"the coordinator of producer {header.producer_id} has epoch {state.coordinator_epoch}, "
+                f"the marker {marker.coordinator_epoch}",
+            )
 
     def follows_batch_from(self, offset: int, header: BatchHeader) -> bool:
         """Return whether the producer's last batch here is at or after `offset` and precedes this one in sequence."""
@@ -111,6 +149,8 @@ class ProducerStates:
         """Return id, epoch and first kept sequence from `offset` on, of each producer that wrote there."""
         batches: list[tuple[int, int, int]] = []
         for producer_id, state in reversed(self._states.items()):
+            if not state.batches:
+                continue
             sequences = [batch.base_sequence for batch in state.batches if batch.base_offset >= offset]
             if not sequences:
                 break
@@ -125,37 +165,96 @@ class ProducerStates:
             base_offset + header.last_offset_delta,
             log_append_time_ms,
         )
-        state = self._states.pop(header.producer_id, None)
-        if state is None or state.epoch != header.producer_epoch:
+        producer_id = header.producer_id
+        state = self._states.pop(producer_id, None)
+        if state is None:
+            self._make_room()
             state = ProducerState(header.producer_epoch, now_ms, [sent])
-            if len(self._states) >= PRODUCERS_MAX:
-                del self._states[next(iter(self._states))]
         else:
             state.last_seen_ms = now_ms
-            state.batches.append(sent)
-            if len(state.batches) > BATCHES_KEPT:
-                del state.batches[0]
-        self._states[header.producer_id] = state
-
-    def restore(self, producer_id: int, state: ProducerState) -> None:
+            if state.epoch != header.producer_epoch:
+                state.epoch = header.producer_epoch
+                state.batches = [sent]
+            else:
+                state.batches.append(sent)
+                if len(state.batches) > BATCHES_KEPT:
+                    del state.batches[0]
         self._states[producer_id] = state
+        if header.attributes & TRANSACTIONAL and state.first_offset is None:
+            state.first_offset = base_offset
+            self.transactions.begin(producer_id, base_offset)
+
+    def end_transaction(self, header: BatchHeader, marker: Marker, offset: int, now_ms: int) -> EndedTransaction | None:
+        """Record a marker at `offset`; return the transaction that it ends, None if the producer has none here.
+
+        A marker keeps the producer's place in the order: it is no batch of the producer.
+        """
+        state = self._states.get(header.producer_id)
+        if state is None:
+            self._make_room()
+            state = self._states[header.producer_id] = ProducerState(header.producer_epoch, now_ms, [])
+        elif state.epoch != header.producer_epoch:
+            state.epoch = header.producer_epoch
+            state.batches = []
+        state.last_seen_ms = now_ms
+        state.coordinator_epoch = marker.coordinator_epoch
+        state.first_offset = None
+        return self.transactions.end(header.producer_id, offset)
+
+    def open_transactions(self) -> Iterator[tuple[int, ProducerState]]:
+        """Yield the producers that have an open transaction."""
+        return ((producer_id, self._states[producer_id]) for producer_id in self.transactions)
+
+    def _make_room(self) -> None:
+        """Forget the producer that has been idle longest, if there are too many; never one with a transaction."""
+        if len(self._states) >= PRODUCERS_MAX:
+            idle = (producer_id for producer_id, state in self.items() if state.first_offset is None)
+            producer_id = next(idle, None)
+            if producer_id is not None:
+                del self._states[producer_id]
+
+    def restore(self, states: Iterable[tuple[int, ProducerState]], ended: Iterable[tuple[int, int]]) -> None:
+        """Set the state from a snapshot: all producers in order, and the transactions that had just ended."""
+        self._states = dict(states)
+        open_ = [(each, state.first_offset) for each, state in self.items() if state.first_offset is not None]
+        self.transactions.restore(open_, ended)
+
+    def forget_transactions(self) -> None:
+        """Forget which transactions are open, but no producer."""
+        for _, state in self.open_transactions():
+            state.first_offset = None
+        self.transactions = OpenTransactions()
 
     def expire(self, now_ms: int) -> int:
-        """Forget producers that have been idle too long; return how many."""
+        """Forget producers that have been idle too long and have no open transaction; return how many."""
         oldest_ms = now_ms - self.expiration_ms
-        expired = [producer_id for producer_id, state in self._states.items() if state.last_seen_ms < oldest_ms]
+        expired = [
+            producer_id
+            for producer_id, state in self._states.items()
+            if state.last_seen_ms < oldest_ms and state.first_offset is None
+        ]
         for producer_id in expired:
             del self._states[producer_id]
         return len(expired)
 
-    def last_offsets(self) -> dict[int, int]:
-        """Return each producer's last offset: compaction must keep that batch, even if it becomes empty."""
-        return {producer_id: state.batches[-1].last_offset for producer_id, state in self._states.items()}
+    def last_batches(self) -> dict[int, LastBatch]:
+        """Return each producer's last batch: compaction must keep it, even if it becomes empty."""
+        return {
+            producer_id: LastBatch(state.epoch, state.batches[-1].last_offset if state.batches else None)
+            for producer_id, state in self._states.items()
+        }
 
 
 def is_after(sequence: int, other: int) -> bool:
     """Return whether `sequence` comes after `other`; sequences wrap around."""
     return 0 < (sequence - other & SEQUENCE_MASK) <= SEQUENCE_MASK >> 1
+
+
+def _fenced(header: BatchHeader, state: ProducerState) -> KafkaError:
+    return KafkaError(
+        ErrorCode.invalid_producer_epoch,
+        f"producer {header.producer_id} has epoch {state.epoch}, the batch {header.producer_epoch}",
+    )
 
 
 def _out_of_order(header: BatchHeader, expected: int) -> KafkaError:

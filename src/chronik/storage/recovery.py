@@ -20,6 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from chronik.storage.aborted import TransactionScan, aborted
 from chronik.storage.batches import header_at, is_intact, is_zero, scan_batches, used_bytes, walk_headers
 from chronik.storage.compaction import CLEANER_NAME, finish_swaps
 from chronik.storage.config import LogConfig
@@ -30,8 +31,10 @@ from chronik.storage.segment import NO_TIMESTAMP, RELATIVE_OFFSET_MAX, LogSegmen
 from chronik.storage.small_files import read_number
 from chronik.storage.snapshot import Snapshot, decode_snapshot, restore_producers
 from chronik.storage.syncing import EPOCHS_NAME, read_synced_end
+from chronik.storage.transactions import marker_of
 from chronik.wire.batch import BatchHeader
 
+MAX_OFFSET: Final = (1 << 63) - 1
 START_NAME: Final = "log-start-offset"
 """One number (see `small_files`): the log start set by DeleteRecords, if the segments do not imply it. A damaged file
 is treated as missing: deleted records may reappear, which is better than hiding records."""
@@ -141,7 +144,8 @@ class LoadedLog:
             # The epochs below the snapshot are unknown: read all batches again to find them.
             self.report.rebuilt_epochs = True
             snapshot = None
-        self.producers = restore_producers(snapshot, self.config.producer_expiration_ms)
+        first_base = segments[0].base_offset if segments else MAX_OFFSET
+        self.producers = restore_producers(snapshot, self.config.producer_expiration_ms, first_base)
         end_offset, is_broken = self._recover(segments, snapshot)
         if segments:
             log_start = max(log_start, segments[0].base_offset)
@@ -150,6 +154,7 @@ class LoadedLog:
         if log_start > end_offset:
             # The log lost its tail, down to below the offset set by DeleteRecords.
             self._start_over(segments, log_start)
+            self.producers.forget_transactions()
             end_offset = log_start
         if end_offset < self.recovery_point and not self.report.damages:
             self.report.ends_below_recovery_point = True
@@ -166,7 +171,7 @@ class LoadedLog:
         bases = {segment.base_offset for segment in segments}
         for name in names:
             stem, _, suffix = name.partition(".")
-            is_index = suffix in ("index", "timeindex") and stem.isdigit() and int(stem) not in bases
+            is_index = suffix in ("index", "timeindex", "txnindex") and stem.isdigit() and int(stem) not in bases
             if is_index or suffix == "tmp" or name.endswith(".tmp"):
                 self.disk.remove(f"{self.folder}/{name}")
 
@@ -215,6 +220,7 @@ class LoadedLog:
             offset = snapshot.offset
             self.report.snapshot_offset = offset
             first = next(i for i, s in enumerate(segments) if s.base_offset == snapshot.segment_base)
+            self._check_aborted(segments[: first + 1], snapshot)
         # Epochs up to the snapshot were durable; read later ones from the batches.
         self.epochs.truncate_to(offset)
         for index in range(first):
@@ -252,6 +258,29 @@ class LoadedLog:
             self.disk.sync_dir(self.folder.rpartition("/")[0] or "/")
         active.release()
         return offset, False
+
+    def _check_aborted(self, segments: list[LogSegment], snapshot: Snapshot) -> None:
+        """Load the transaction indexes up to the snapshot; rebuild them if one does not have the entries expected.
+
+        Compaction may have changed them since: then the number of entries differs, or a segment is missing.
+        """
+        counts = snapshot.aborted_counts
+        bases = {segment.base_offset for segment in segments}
+        is_good = all(base in bases or base < segments[0].base_offset for base in counts)
+        for segment in segments:
+            count = counts.get(segment.base_offset, 0)
+            if segment is not segments[-1] and segment.aborted.file_count != count:
+                is_good = False
+            is_good = is_good and segment.aborted.load(count)
+        if is_good:
+            return
+        scan = TransactionScan()
+        for segment in segments:
+            is_last = segment is segments[-1]
+            size_bytes = snapshot.position if is_last else segment.size_bytes
+            segment.aborted.replace(list(scan.passed_file(segment.file, size_bytes)))
+            segment.release()
+        self.report.rebuilt_indexes += 1
 
     def _broken(self, segments: list[LogSegment], index: int, position: int, offset: int) -> int:
         """End the log at `position` of the segment at `index` for now, and touch no file."""
@@ -305,7 +334,7 @@ class LoadedLog:
         file = segment.file
         interval = self.config.index_interval_bytes
         is_whole = True
-        for at, header, _, intact in scan_batches(file, position, file_bytes):
+        for at, header, batch, intact in scan_batches(file, position, file_bytes):
             if header.base_offset > offset:
                 # Either compaction, here or on the leader, left a gap, or this batch's offset is wrong.
                 self.gap = position, offset
@@ -317,10 +346,8 @@ class LoadedLog:
                 break
             if intact:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
-                if header.producer_id >= 0 and not header.is_control:
-                    append_time = header.max_timestamp if header.log_append_time else -1
-                    # Use the current time: the batch's timestamp is the client's, and could make the producer expire.
-                    self.producers.record(header, header.base_offset, self.now_ms, append_time)
+                if header.producer_id >= 0:
+                    self._note_producer(segment, header, batch)
             else:
                 self.report.damages.append(Damage(header.base_offset, segment.base_offset, at, chain_is_broken=False))
             timestamp = header.max_timestamp if intact else NO_TIMESTAMP
@@ -341,6 +368,19 @@ class LoadedLog:
                 self._close(segment)
         return position, offset, is_whole
 
+    def _note_producer(self, segment: LogSegment, header: BatchHeader, batch: memoryview) -> None:
+        # Use the current time: the batch's timestamp is the client's, and could make the producer expire.
+        if not header.is_control:
+            append_time = header.max_timestamp if header.log_append_time else -1
+            self.producers.record(header, header.base_offset, self.now_ms, append_time)
+            return
+        marker = marker_of(header, batch)
+        if marker is not None:
+            ended = self.producers.end_transaction(header, marker, header.base_offset, self.now_ms)
+            entry = aborted(header.producer_id, marker, ended)
+            if entry is not None:
+                segment.aborted.append(entry)
+
     def _close(self, segment: LogSegment) -> None:
         """Make a segment that has a successor durable, with its indexes: the next snapshot relies on that."""
         segment.finish()
@@ -348,6 +388,7 @@ class LoadedLog:
         for index in (segment.offset_index, segment.time_index):
             if self.disk.exists(index.path):
                 index.sync()
+        segment.aborted.sync()
         segment.release()
 
     def _resume(self, segment: LogSegment, snapshot: Snapshot | None) -> int:
@@ -368,6 +409,7 @@ class LoadedLog:
             upto = snapshot.position
         else:
             upto = 0
+            segment.aborted.load(0)
         segment.clear_indexes()
         for position, header in walk_headers(segment.file, 0, upto):
             interval = self.config.index_interval_bytes

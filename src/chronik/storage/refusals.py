@@ -110,10 +110,14 @@ class RefusedBatches:
 
 def _is_obsolete(refused: Refused, state: ProducerState | None) -> bool:
     """Return whether the log has the batch, even from another leader, or the producer has moved to another epoch."""
-    if state is None or state.epoch < refused.epoch or not state.batches:
+    if state is None or state.epoch < refused.epoch:
+        return False
+    if state.epoch > refused.epoch:
+        return True
+    if not state.batches:
         return False
     last = state.batches[-1].last_sequence
-    return state.epoch > refused.epoch or last == refused.sequence or is_after(last, refused.sequence)
+    return last == refused.sequence or is_after(last, refused.sequence)
 
 
 def _comes_after(epoch: int, sequence: int, refused: Refused) -> bool:

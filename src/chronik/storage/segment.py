@@ -1,4 +1,4 @@
-"""One segment of a log: a file of batches and its two sparse indexes."""
+"""One segment of a log: a file of batches, its two sparse indexes, and the index of its aborted transactions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final, NamedTuple
 
+from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
+from chronik.storage.aborted import AbortedIndex
 from chronik.storage.batches import header_at, is_zero, walk_headers
-from chronik.storage.disk import Disk, File
+from chronik.storage.disk import Disk, File, remove_files
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, IndexView, SparseIndex
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -113,7 +115,7 @@ class SegmentView(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LogSegment:
-    """Owns NNN.log, NNN.index and NNN.timeindex.
+    """Owns NNN.log, NNN.index and NNN.timeindex, and NNN.txnindex if it has aborted transactions.
 
     Invariant: bytes [0, size_bytes) of the file are whole batches with increasing offsets, all at or above
     `base_offset` and less than 2^31 above it; the rest of the file is preallocated zeros. Owned by the event loop;
@@ -135,6 +137,7 @@ class LogSegment:
     recent and in memory. The disk may have corrupted anything before it."""
     offset_index: SparseIndex = field(init=False)
     time_index: SparseIndex = field(init=False)
+    aborted: AbortedIndex = field(init=False)
     _shared: SharedFile | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -142,6 +145,7 @@ class LogSegment:
         self.max_timestamp = None if self.size_bytes else NO_TIMESTAMP
         self.offset_index = SparseIndex(self.disk, segment_path(self.folder, self.base_offset, ".index"), OFFSET_ENTRY)
         self.time_index = SparseIndex(self.disk, segment_path(self.folder, self.base_offset, ".timeindex"), TIME_ENTRY)
+        self.aborted = AbortedIndex(self.disk, segment_path(self.folder, self.base_offset, ABORTED_SUFFIX))
 
     @staticmethod
     def create(disk: Disk, folder: str, base_offset: int) -> "LogSegment":
@@ -153,6 +157,7 @@ class LogSegment:
             for index in (segment.offset_index, segment.time_index):
                 if disk.exists(index.path):
                     index.cut(0)
+            remove_files(disk, [segment.aborted.path])
         except OSError:
             file.close()
             disk.remove(segment.path)
@@ -232,6 +237,7 @@ class LogSegment:
         """End appends: complete the indexes and release preallocated space. An OSError does no harm."""
         self.trusted_from = self.size_bytes
         self.add_time_entry()
+        self.aborted.try_write()
         try:
             for index in (self.offset_index, self.time_index):
                 if not index.try_write() and self.disk.exists(index.path):
@@ -245,7 +251,10 @@ class LogSegment:
             return
 
     def cut(self, size_bytes: int, last_offset_kept: int) -> None:
-        """Drop everything from `size_bytes` on; `last_offset_kept` is the last offset of the batch before. Blocks."""
+        """Drop everything from `size_bytes` on; `last_offset_kept` is the last offset of the batch before. Blocks.
+
+        The caller cuts `aborted`.
+        """
         self.file.truncate(size_bytes)
         self.size_bytes = self.allocated_bytes = size_bytes
         self.trusted_from = min(self.trusted_from, size_bytes)
@@ -285,4 +294,4 @@ class LogSegment:
 
     def paths(self) -> list[str]:
         """Return all files of the segment, the log last: a segment without indexes is still complete."""
-        return [self.offset_index.path, self.time_index.path, self.path]
+        return [self.offset_index.path, self.time_index.path, self.aborted.path, self.path]

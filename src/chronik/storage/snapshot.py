@@ -2,7 +2,7 @@
 
 The file `NNN.snapshot`, NNN being the offset in 20 digits; all integers big-endian:
 
-    version               int16    1
+    version               int16    2; version 1 lacks the fields marked *
     crc                   uint32   CRC32C of everything that follows
     offset                int64    the state is that before this offset; all data below it was durable
     segment_base          int64    the segment that `offset` is in
@@ -25,9 +25,17 @@ The file `NNN.snapshot`, NNN being the offset in 20 digits; all integers big-end
         base_offset       int64
         last_offset       int64
         log_append_time   int64
+      coordinator_epoch * int32    of the last marker, -1 for none
+      first_offset *      int64    of the open transaction, -1 for none
+    ended_count *         int32    then for each transaction that ended a short time ago (see `transactions`):
+      first_offset        int64
+      marker_offset       int64
+    index_count *         int32    then for each segment with aborted transactions (see `aborted`):
+      segment_base        int64
+      entries             int32
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct, error
 from typing import Final, NamedTuple
 
@@ -35,11 +43,15 @@ from crc32c import crc32c
 
 from chronik.storage.producers import ProducerState, ProducerStates, SentBatch
 
-VERSION: Final = 1
+VERSION: Final = 2
 _PREFIX: Final = Struct(">hI")
 _FIXED: Final = Struct(">qqqqIqqiiiqi")
 _PRODUCER: Final = Struct(">qhqb")
 _BATCH: Final = Struct(">iiqqq")
+_TRANSACTION: Final = Struct(">iq")
+_COUNT: Final = Struct(">i")
+_ENDED: Final = Struct(">qq")
+_ABORTED: Final = Struct(">qi")
 
 
 class Snapshot(NamedTuple):
@@ -55,6 +67,9 @@ class Snapshot(NamedTuple):
     unindexed_bytes: int
     first_append_ms: int
     producers: Sequence[tuple[int, ProducerState]]
+    ended: Sequence[tuple[int, int]]
+    aborted_counts: Mapping[int, int]
+    """How many aborted transactions the index of each segment has, up to the snapshot's offset."""
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
@@ -62,6 +77,12 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     for producer_id, state in snapshot.producers:
         parts.append(_PRODUCER.pack(producer_id, state.epoch, state.last_seen_ms, len(state.batches)))
         parts += [_BATCH.pack(*batch) for batch in state.batches]
+        first_offset = -1 if state.first_offset is None else state.first_offset
+        parts.append(_TRANSACTION.pack(state.coordinator_epoch, first_offset))
+    parts.append(_COUNT.pack(len(snapshot.ended)))
+    parts += [_ENDED.pack(*each) for each in snapshot.ended]
+    parts.append(_COUNT.pack(len(snapshot.aborted_counts)))
+    parts += [_ABORTED.pack(*each) for each in snapshot.aborted_counts.items()]
     body = b"".join(parts)
     return _PREFIX.pack(VERSION, crc32c(body)) + body
 
@@ -70,7 +91,7 @@ def decode_snapshot(data: bytes) -> Snapshot | None:
     """Return None if the file is damaged or of another version: recovery then starts further back."""
     try:
         version, crc = _PREFIX.unpack_from(data)
-        if version != VERSION or crc32c(data[_PREFIX.size :]) != crc:
+        if version not in (1, VERSION) or crc32c(data[_PREFIX.size :]) != crc:
             return None
         *fixed, count = _FIXED.unpack_from(data, _PREFIX.size)
         at = _PREFIX.size + _FIXED.size
@@ -80,16 +101,36 @@ def decode_snapshot(data: bytes) -> Snapshot | None:
             at += _PRODUCER.size
             batches = [SentBatch(*_BATCH.unpack_from(data, at + i * _BATCH.size)) for i in range(batch_count)]
             at += batch_count * _BATCH.size
-            producers.append((producer_id, ProducerState(epoch, last_seen_ms, batches)))
+            state = ProducerState(epoch, last_seen_ms, batches)
+            if version > 1:
+                state.coordinator_epoch, first_offset = _TRANSACTION.unpack_from(data, at)
+                state.first_offset = first_offset if first_offset >= 0 else None
+                at += _TRANSACTION.size
+            producers.append((producer_id, state))
+        ended: list[tuple[int, int]] = []
+        aborted_counts: dict[int, int] = {}
+        if version > 1:
+            (ended_count,) = _COUNT.unpack_from(data, at)
+            at += _COUNT.size
+            ended = [_ENDED.unpack_from(data, at + i * _ENDED.size) for i in range(ended_count)]
+            at += ended_count * _ENDED.size
+            (index_count,) = _COUNT.unpack_from(data, at)
+            at += _COUNT.size
+            aborted_counts = dict(_ABORTED.unpack_from(data, at + i * _ABORTED.size) for i in range(index_count))
     except error:
         return None
-    return Snapshot._make([*fixed, producers])
+    return Snapshot._make([*fixed, producers, ended, aborted_counts])
 
 
-def restore_producers(snapshot: Snapshot | None, expiration_ms: int) -> ProducerStates:
-    """Return the producer state of the snapshot."""
+def restore_producers(snapshot: Snapshot | None, expiration_ms: int, first_base: int) -> ProducerStates:
+    """Return the producer state of the snapshot. `first_base` is the base offset of the log's first segment.
+
+    If the log starts at or after the snapshot, no batch of an open transaction is left, and its marker may be gone too:
+    restored, it would stay open forever. Any later batch begins it again.
+    """
     producers = ProducerStates(expiration_ms)
     if snapshot is not None:
-        for producer_id, state in snapshot.producers:
-            producers.restore(producer_id, state)
+        producers.restore(snapshot.producers, snapshot.ended)
+        if snapshot.offset <= first_base:
+            producers.forget_transactions()
     return producers

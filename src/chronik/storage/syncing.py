@@ -6,7 +6,7 @@ lost records that may have been acknowledged. Nothing else shows that: the recov
 a log is truncated on purpose, the file is lowered durably.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -34,6 +34,9 @@ class Syncable(Protocol):
     synced_end_offset: int
     producers: ProducerStates
     epochs: LeaderEpochs
+
+    def write_aborted(self) -> Mapping[int, int] | None:
+        """Write the transaction indexes; return each one's number of entries by segment, None if that fails."""
 
 
 class Checkpoint(NamedTuple):
@@ -133,8 +136,12 @@ class LogSyncs:
             finally:
                 oldest.release()
         self._files.append(closed.shared.acquire())
-        self._indexes += [closed.offset_index.path, closed.time_index.path]
+        self._indexes += [closed.offset_index.path, closed.time_index.path, closed.aborted.path]
         # Recovery should not have to scan closed segments.
+        self.request_checkpoint(checkpoint_bytes)
+
+    def request_checkpoint(self, checkpoint_bytes: int) -> None:
+        """Write a checkpoint with the next sync."""
         self.bytes_since_checkpoint = max(self.bytes_since_checkpoint, checkpoint_bytes)
 
     def truncated(self, end_offset: int) -> None:
@@ -188,6 +195,9 @@ class LogSyncs:
     def _checkpoint(self, log: Syncable, active: LogSegment) -> Checkpoint | None:
         if not active.offset_index.try_write() or not active.time_index.try_write():
             return None
+        aborted_counts = log.write_aborted()
+        if aborted_counts is None:
+            return None
         offset = log.log_end_offset
         max_timestamp, max_timestamp_offset = active.largest_timestamp()
         snapshot = Snapshot(
@@ -203,6 +213,8 @@ class LogSyncs:
             active.unindexed_bytes,
             -1 if active.first_append_ms is None else active.first_append_ms,
             list(log.producers.items()),
+            list(log.producers.transactions.ended()),
+            aborted_counts,
         )
         indexes, self._indexes = self._indexes, []
         others = [other for other in self.snapshots if other != offset]
@@ -210,7 +222,7 @@ class LogSyncs:
             offset,
             encode_snapshot(snapshot),
             log.epochs.encode(),
-            [*indexes, active.offset_index.path, active.time_index.path],
+            [*indexes, active.offset_index.path, active.time_index.path, active.aborted.path],
             others[: 1 - SNAPSHOTS_KEPT],
         )
 

@@ -15,6 +15,11 @@
     record_count            int32
     records                          compressed as one block by the codec; layout in `records`
 
+A marker is a control batch of one record. It ends the transaction of its producer in the partition:
+
+    key     int16 version 0, int16 type: 0 abort, 1 commit
+    value   int16 version 0, int32 coordinator epoch
+
 Base offset and leader epoch precede the CRC's range, so the broker overwrites both in place in the producer's batch and
 never reads the records themselves.
 """
@@ -54,6 +59,11 @@ _EPOCH_AT: Final = 12
 _CRC_AT: Final = 17
 _ATTRIBUTES_AT: Final = 21
 _MAX_TIMESTAMP_AT: Final = 35
+
+_MARKER_KEY: Final = Struct(">hh")
+_MARKER_VALUE: Final = Struct(">hi")
+_ABORT: Final = 0
+_COMMIT: Final = 1
 
 
 class BatchHeader(NamedTuple):
@@ -99,8 +109,15 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last record; sequences wrap after 2^31-1."""
-        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+        """The sequence of the last record; sequences wrap after 2^31-1. -1 if the batch has no sequence."""
+        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF if self.base_sequence >= 0 else -1
+
+
+class Marker(NamedTuple):
+    """The end of a transaction, and the epoch of the coordinator that decided it."""
+
+    is_commit: bool
+    coordinator_epoch: int
 
 
 def read_batch_header(buf: Buffer, at: int = 0) -> BatchHeader:
@@ -249,6 +266,37 @@ def join_batch(header: BatchHeader, block: Buffer) -> bytes:
     batch[HEADER_BYTES:] = block
     _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
     return bytes(batch)
+
+
+def encode_marker(producer_id: int, epoch: int, is_commit: bool, coordinator_epoch: int, timestamp_ms: int) -> bytes:
+    """Build the control batch that ends a transaction."""
+    key = _MARKER_KEY.pack(0, _COMMIT if is_commit else _ABORT)
+    value = _MARKER_VALUE.pack(0, coordinator_epoch)
+    return encode_batch(
+        [(key, value, [], timestamp_ms)],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        is_transactional=True,
+        is_control=True,
+    )
+
+
+def read_marker(batch: Buffer, at: int = 0) -> Marker:
+    """Decode the control batch at `at`. Raises INVALID_RECORD if it ends no transaction.
+
+    Later versions may add fields, as in Kafka.
+    """
+    record = next(decode_batch(batch, at), None)
+    try:
+        version, kind = _MARKER_KEY.unpack_from(record.key or b"") if record is not None else (-1, -1)
+        if version < 0 or kind not in (_ABORT, _COMMIT) or record is None:
+            raise KafkaError(ErrorCode.invalid_record, f"control record of version {version} and type {kind}")
+        version, coordinator_epoch = _MARKER_VALUE.unpack_from(record.value or b"")
+    except error:
+        raise KafkaError(ErrorCode.invalid_record, "marker cut short") from None
+    if version < 0:
+        raise KafkaError(ErrorCode.invalid_record, f"marker of version {version}")
+    return Marker(kind == _COMMIT, coordinator_epoch)
 
 
 def decode_batch(buf: Buffer, at: int = 0, max_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:

@@ -1,0 +1,457 @@
+"""Transactions in one log: the last stable offset, and the aborted transactions, through restarts and truncation."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.helpers import (
+    FOLDER,
+    NOW_MS,
+    SMALL,
+    TransactionalProducer,
+    aborted,
+    append,
+    append_many,
+    batch,
+    headers,
+    open_transactions,
+    read,
+    reopen,
+    sync,
+)
+
+from chronik.storage.aborted import ENTRY
+from chronik.storage.log import Log
+from chronik.storage.producers import PRODUCERS_MAX, ProducerStates
+from chronik.storage.segment import segment_path
+from chronik.storage.transactions import ENDED_MAX, OpenTransactions
+from chronik.wire.batch import Marker, encode_marker
+from chronik.wire.errors import ErrorCode, KafkaError
+
+DAY_MS = 86_400_000
+
+
+def new_log() -> Log:
+    return reopen(FaultyDisk())
+
+
+def follow(leader: Log, follower: Log) -> None:
+    while follower.log_end_offset < leader.log_end_offset:
+        data = read(leader, follower.log_end_offset, 500)
+        follower.append_as_follower(data, headers(data), NOW_MS)
+
+
+def refused(log: Log, records: bytes) -> ErrorCode:
+    ((_, header),) = headers(records)
+    with pytest.raises(KafkaError) as raised:
+        log.producers.check(header)
+    return raised.value.code
+
+
+def refused_marker(log: Log, producer_id: int, epoch: int, coordinator_epoch: int) -> ErrorCode:
+    end = log.log_end_offset
+    with pytest.raises(KafkaError) as raised:
+        log.append_marker(encode_marker(producer_id, epoch, True, coordinator_epoch, NOW_MS), 0, NOW_MS)
+    assert log.log_end_offset == end
+    return raised.value.code
+
+
+# -- the last stable offset --------------------------------------------------------------------------------------------
+
+
+def test_without_a_transaction_the_last_stable_offset_is_the_high_watermark() -> None:
+    log = new_log()
+    append_many(log, 3)
+    append(log, batch(producer_id=1, producer_epoch=0, base_sequence=0))
+    assert [log.last_stable_offset(watermark) for watermark in (0, 2, 4)] == [0, 2, 4]
+    assert aborted(log) == [] and open_transactions(log) == {}
+
+
+def test_an_open_transaction_holds_the_last_stable_offset_at_its_first_record() -> None:
+    log = new_log()
+    append_many(log, 2)
+    producer = TransactionalProducer(log, 1)
+    producer.send(2)
+    append_many(log, 2)
+    producer.send()
+    assert open_transactions(log) == {1: 2}
+    assert [log.last_stable_offset(watermark) for watermark in (1, 2, 3, 7)] == [1, 2, 2, 2]
+
+
+def test_the_last_stable_offset_advances_only_when_the_marker_is_below_the_high_watermark() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.send(3)
+    marker = producer.commit()
+    assert open_transactions(log) == {}
+    assert log.last_stable_offset(marker) == 0
+    assert log.last_stable_offset(marker + 1) == marker + 1
+
+
+def test_the_earliest_of_several_transactions_decides_the_last_stable_offset() -> None:
+    log = new_log()
+    first, second, third = (TransactionalProducer(log, each) for each in (1, 2, 3))
+    first.send()
+    second.send()
+    third.send()
+    assert second.commit() == 3
+    assert log.last_stable_offset(4) == 0
+    assert first.abort() == 4
+    # The marker of the first transaction is not replicated yet, and the third one is open.
+    assert log.last_stable_offset(4) == 0
+    assert log.last_stable_offset(5) == 2
+    third.commit()
+    assert log.last_stable_offset(5) == 2
+    assert log.last_stable_offset(6) == 6
+
+
+def test_the_last_stable_offset_is_not_below_the_log_start() -> None:
+    log = new_log()
+    TransactionalProducer(log, 1).send()
+    append_many(log, 5)
+    log.increment_log_start(3).run()
+    assert log.last_stable_offset(6) == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=60), st.lists(st.integers(0, 80), max_size=8))
+def test_the_last_stable_offset_equals_its_definition(events: list[tuple[int, bool]], watermarks: list[int]) -> None:
+    transactions = OpenTransactions()
+    ongoing: dict[int, int] = {}
+    decided: list[tuple[int, int]] = []
+    for offset, (producer_id, is_marker) in enumerate(events):
+        if is_marker:
+            ended = transactions.end(producer_id, offset)
+            assert (ended is None) == (producer_id not in ongoing)
+            if ended is not None:
+                first = ongoing.pop(producer_id)
+                decided.append((first, offset))
+                assert ended == (first, offset, min(ongoing.values(), default=offset + 1))
+        else:
+            transactions.begin(producer_id, offset)
+            ongoing.setdefault(producer_id, offset)
+    for watermark in sorted(watermarks):
+        unstable = [*ongoing.values(), *(first for first, marker in decided if marker >= watermark)]
+        assert transactions.first_unstable(watermark) == min(unstable, default=None)
+
+
+def test_many_unreplicated_markers_need_bounded_memory_and_never_raise_the_last_stable_offset() -> None:
+    transactions = OpenTransactions()
+    for number in range(10 * ENDED_MAX):
+        transactions.begin(1, 2 * number)
+        transactions.end(1, 2 * number + 1)
+    end = 20 * ENDED_MAX
+    assert len(list(transactions.ended())) <= ENDED_MAX + 1
+    for watermark in range(0, end, 97):
+        first = transactions.first_unstable(watermark)
+        assert first is not None and first <= watermark // 2 * 2
+    assert transactions.first_unstable(end) is None
+
+
+# -- producers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_marker_of_a_lower_producer_epoch_is_refused() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.epoch = 5
+    producer.send()
+    assert refused_marker(log, 1, 4, 0) == ErrorCode.invalid_producer_epoch
+    assert open_transactions(log) == {1: 0}
+    producer.commit()
+    assert open_transactions(log) == {}
+
+
+def test_a_marker_of_an_earlier_coordinator_is_refused() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.send()
+    producer.end(True, coordinator_epoch=7)
+    producer.send()
+    assert refused_marker(log, 1, 0, 6) == ErrorCode.transaction_coordinator_fenced
+    producer.end(True, coordinator_epoch=7)
+    state = log.producers.get(1)
+    assert state is not None and (state.coordinator_epoch, state.first_offset) == (7, None)
+
+
+def test_a_marker_raises_the_epoch_and_the_next_sequence_is_zero() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.send(3)
+    late = producer.batch()
+    producer.epoch = 1
+    producer.abort()
+    assert refused(log, late) == ErrorCode.invalid_producer_epoch
+    assert refused(log, producer.batch()) == ErrorCode.out_of_order_sequence_number
+    producer.sequence = 0
+    assert producer.send() == 4
+    assert open_transactions(log) == {1: 4}
+
+
+def test_a_marker_of_the_same_epoch_keeps_the_sequence_and_the_known_batches() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    sent = producer.batch()
+    append(log, sent)
+    producer.commit()
+    repeated = log.producers.check(headers(sent)[0][1])
+    assert repeated is not None and repeated.base_offset == 0
+    assert producer.send() == 2
+
+
+def test_a_marker_alone_fences_an_unknown_producer() -> None:
+    log = new_log()
+    log.append_marker(encode_marker(1, 3, False, 0, NOW_MS), 0, NOW_MS)
+    producer = TransactionalProducer(log, 1)
+    assert refused(log, producer.batch()) == ErrorCode.invalid_producer_epoch
+    assert aborted(log) == [], "a transaction without records needs no entry"
+    assert log.last_stable_offset(0) == 0
+
+
+def test_a_batch_outside_the_open_transaction_is_refused() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.send()
+    plain = batch(producer_id=1, producer_epoch=0, base_sequence=1)
+    assert refused(log, plain) == ErrorCode.invalid_txn_state
+    producer.commit()
+    append(log, plain)
+    assert open_transactions(log) == {}
+
+
+def test_a_new_epoch_continues_the_open_transaction() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.send()
+    producer.epoch, producer.sequence = 1, 0
+    producer.send()
+    assert open_transactions(log) == {1: 0}
+
+
+def test_batches_of_the_group_coordinator_need_no_sequence() -> None:
+    log = new_log()
+
+    def offsets_batch(epoch: int, is_transactional: bool = True) -> bytes:
+        return batch(2, producer_id=1, producer_epoch=epoch, is_transactional=is_transactional)
+
+    for _ in range(3):
+        ((at, header),) = headers(offsets_batch(2))
+        assert log.producers.check(header) is None
+        log.append(offsets_batch(2), [(at, header)], 0, NOW_MS)
+    assert header.last_sequence == -1
+    assert open_transactions(log) == {1: 0}
+    assert refused(log, offsets_batch(1)) == ErrorCode.invalid_producer_epoch
+    assert refused(log, offsets_batch(2, False)) == ErrorCode.invalid_txn_state
+
+
+def test_markers_do_not_hide_unreplicated_batches_of_other_producers() -> None:
+    log = new_log()
+    transactional = TransactionalProducer(log, 1)
+    transactional.send()
+    append(log, batch(producer_id=2, producer_epoch=0, base_sequence=0))
+    transactional.commit()
+    log.append_marker(encode_marker(3, 0, True, 0, NOW_MS), 0, NOW_MS)
+    assert log.producers.first_from(1) == [(2, 0, 0)]
+
+
+def test_a_producer_with_an_open_transaction_never_expires() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.send()
+    log.apply_retention(NOW_MS + 100 * DAY_MS, 0)
+    assert open_transactions(log) == {1: 0}
+    producer.abort()
+    assert aborted(log) == [(1, 0)]
+    assert log.producers.expire(NOW_MS + 100 * DAY_MS) == 1
+
+
+def test_the_limit_of_producers_spares_open_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PRODUCERS_MAX > 3
+    monkeypatch.setattr("chronik.storage.producers.PRODUCERS_MAX", 3)
+    log = new_log()
+    TransactionalProducer(log, 1).send()
+    for producer_id in range(2, 9):
+        append(log, batch(producer_id=producer_id, producer_epoch=0, base_sequence=0))
+    assert [each for each, _ in log.producers.items()] == [1, 7, 8]
+
+
+def test_markers_move_no_producer_in_the_order_of_batches() -> None:
+    states = ProducerStates(1000)
+    for offset, producer_id in enumerate((1, 2)):
+        ((_, header),) = headers(batch(producer_id=producer_id, producer_epoch=0, base_sequence=0))
+        states.record(header, offset, NOW_MS)
+    ((_, header),) = headers(encode_marker(1, 0, True, 4, NOW_MS))
+    assert states.end_transaction(header, Marker(True, 4), 2, NOW_MS) is None
+    assert [producer_id for producer_id, _ in states.items()] == [1, 2]
+
+
+# -- aborted transactions ----------------------------------------------------------------------------------------------
+
+
+def test_aborted_transactions_that_overlap_a_range_are_found_by_first_offset() -> None:
+    log = new_log()
+    first, second, third = (TransactionalProducer(log, each) for each in (1, 2, 3))
+    first.send(2)  # 0-1
+    second.send(2)  # 2-3
+    third.send()  # 4
+    second.abort()  # 5
+    first.abort()  # 6
+    third.commit()  # 7
+    second.send()  # 8
+    second.abort()  # 9
+    assert aborted(log) == [(1, 0), (2, 2), (2, 8)]
+    assert aborted(log, 0, 2) == [(1, 0)]
+    assert aborted(log, 0, 3) == [(1, 0), (2, 2)]
+    assert aborted(log, 6, 7) == [(1, 0)], "its marker is in the range"
+    assert aborted(log, 7, 8) == []
+    assert aborted(log, 9) == [(2, 8)]
+
+
+def test_no_job_is_created_if_nothing_was_aborted_from_the_offset_on() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.send()
+    producer.commit()
+    assert log.aborted_job(0, 2) is None
+    producer.send()
+    marker = producer.abort()
+    append_many(log, 10)
+    assert log.aborted_job(marker + 1, log.log_end_offset) is None
+    assert log.aborted_job(marker, marker) is None
+
+
+def test_a_transaction_is_found_from_a_segment_before_that_of_its_marker() -> None:
+    log = new_log()
+    producer = TransactionalProducer(log, 1)
+    producer.send()
+    append_many(log, 60)
+    producer.send()
+    append_many(log, 60)
+    producer.abort()
+    append_many(log, 60)
+    assert log.segment_count > 4
+    assert aborted(log, 0, 1) == aborted(log, 50, 60) == [(1, 0)]
+    assert aborted(log, 140) == []
+
+
+def test_the_index_has_the_format_of_kafka() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    append_many(log, 1)
+    producer = TransactionalProducer(log, 9)
+    producer.send(2)
+    TransactionalProducer(log, 10).send()
+    producer.abort()
+    log.close()
+    path = segment_path(FOLDER, 0, ".txnindex")
+    assert bytes(disk.content(path)) == ENTRY.pack(0, 9, 1, 4, 3) and ENTRY.size == 34
+
+
+def test_a_log_without_aborts_has_no_index_file() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    producer = TransactionalProducer(log, 1)
+    for _ in range(40):
+        producer.send()
+        producer.commit()
+    sync(log)
+    log.close()
+    assert log.segment_count > 1 and not [name for name in disk.listdir(FOLDER) if name.endswith(".txnindex")]
+
+
+def test_a_follower_derives_the_same_transactions() -> None:
+    leader, follower = new_log(), new_log()
+    run_transactions(leader, 42)
+    follow(leader, follower)
+    assert_same_transactions(leader, follower)
+
+
+def run_transactions(log: Log, rounds: int) -> None:
+    """Append commits, aborts and open transactions of three producers, over several segments."""
+    producers = [TransactionalProducer(log, each) for each in (1, 2, 3)]
+    for number in range(rounds):
+        producer = producers[number % 3]
+        producer.send(1 + number % 2)
+        append_many(log, 1)
+        if number % 5 < 3:
+            producer.end(number % 2 == 0)
+        if number % 4 == 3:
+            sync(log)
+    assert log.segment_count > 2 and aborted(log)
+
+
+def assert_same_transactions(one: Log, other: Log) -> None:
+    assert open_transactions(one) == open_transactions(other)
+    end = one.log_end_offset
+    assert other.log_end_offset == end
+    for offset in range(one.log_start_offset, end, 3):
+        for upto in (offset + 1, offset + 7, end):
+            assert aborted(one, offset, upto) == aborted(other, offset, upto)
+    assert [one.last_stable_offset(each) for each in range(end)] == [
+        other.last_stable_offset(each) for each in range(end)
+    ]
+    for producer_id, state in one.producers.items():
+        known = other.producers.get(producer_id)
+        assert known is not None and (known.epoch, known.batches) == (state.epoch, state.batches)
+        assert (known.coordinator_epoch, known.first_offset) == (state.coordinator_epoch, state.first_offset)
+
+
+# -- restarts and truncation -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint_bytes", [500, 1 << 20])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_restarted_log_has_the_same_transactions(is_clean: bool, checkpoint_bytes: int) -> None:
+    disk, config = FaultyDisk(), replace(SMALL, checkpoint_bytes=checkpoint_bytes)
+    log, expected = reopen(disk, config), new_log()
+    run_transactions(log, 42)
+    follow(log, expected)
+    if is_clean:
+        log.close()
+    disk.kill()
+    log = reopen(disk, config)
+    assert (log.recovery is None) == is_clean
+    assert_same_transactions(expected, log)
+
+
+def test_a_truncated_log_opens_the_transactions_whose_markers_it_lost() -> None:
+    full = new_log()
+    run_transactions(full, 42)
+    for end in range(1, full.log_end_offset, 7):
+        log, expected = new_log(), new_log()
+        follow(full, log)
+        sync(log)
+        log.truncate_to(end)
+        data = read(full, 0, 1 << 20, end)
+        while data:
+            expected.append_as_follower(data, headers(data), NOW_MS)
+            data = read(full, expected.log_end_offset, 1 << 20, end) if expected.log_end_offset < end else b""
+        assert_same_transactions(expected, log)
+
+
+def test_a_log_that_starts_anew_forgets_open_transactions() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    TransactionalProducer(log, 1).send()
+    append_many(log, 100)
+    sync(log)
+    log.truncate_fully(500)
+    assert open_transactions(log) == {} and log.last_stable_offset(500) == 500
+    append_many(log, 1)
+    disk.kill()
+    assert open_transactions(reopen(disk)) == {}
+
+
+def test_a_transaction_whose_records_were_all_deleted_is_forgotten_at_the_next_start() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    TransactionalProducer(log, 1).send()
+    append_many(log, 100)
+    sync(log)
+    log.roll(NOW_MS)
+    log.increment_log_start(log.log_end_offset).run()
+    assert log.last_stable_offset(101) == 101
+    log.close()
+    log = reopen(disk)
+    assert open_transactions(log) == {}
