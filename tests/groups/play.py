@@ -223,7 +223,7 @@ class Play:
         if producer is None:
             self.run(self.coordinator.commit(request, token, self.at))
         else:
-            self.run(self.coordinator.commit_transactional(request, producer, token, self.at))
+            self.run(self.coordinator.commit_transactional(request, producer, 0, token, self.at))
         return token
 
     def commit_error(self, token: int) -> ErrorCode:

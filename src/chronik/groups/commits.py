@@ -63,7 +63,9 @@ def commit(group: Group, request: CommitRequest, token: int, step: Step) -> None
     _change_offsets(group, changes, token, errors, step)
 
 
-def commit_transactional(group: Group, request: CommitRequest, producer: Producer, token: int, step: Step) -> bool:
+def commit_transactional(
+    group: Group, request: CommitRequest, producer: Producer, verified_from: int, token: int, step: Step
+) -> bool:
     """Write offsets that are pending until the producer's transaction ends; return whether there are any to write."""
     changes, errors = _accepted(request, check_transactional_commit(group, request), step)
     if not changes:
@@ -71,7 +73,7 @@ def commit_transactional(group: Group, request: CommitRequest, producer: Produce
         return False
     group.offsets.start((partition for partition, _ in changes), in_transaction=True)
     records = [offset_record(group.group_id, partition, committed) for partition, committed in changes]
-    step.append(records, TransactionalWrite(group, changes, token, errors, producer), producer)
+    step.append(records, TransactionalWrite(group, changes, token, errors, producer), producer, verified_from)
     return True
 
 

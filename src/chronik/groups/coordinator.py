@@ -223,15 +223,20 @@ class GroupCoordinator:
         self._forget_if_hollow(group)
         return step.actions
 
-    def commit_transactional(self, request: CommitRequest, producer: Producer, token: int, at: Moment) -> list[Action]:
-        """Commit offsets as part of a transaction: they take effect when it commits (`transaction_ended`)."""
+    def commit_transactional(
+        self, request: CommitRequest, producer: Producer, verified_from: int, token: int, at: Moment
+    ) -> list[Action]:
+        """Commit offsets as part of a transaction: they take effect when it commits (`transaction_ended`).
+
+        The transaction is verified, if there is no marker of the producer in the log from `verified_from` on.
+        """
         group = self._find(request.group_id, ErrorCode.illegal_generation)
         if group is ErrorCode.illegal_generation and request.generation < 0:
             group = self._create(request.group_id)
         if isinstance(group, ErrorCode):
             return [Reply(token, {"errors": {partition: group for partition, *_ in request.offsets}})]
         step = self._step(at)
-        if commits.commit_transactional(group, request, producer, token, step):
+        if commits.commit_transactional(group, request, producer, verified_from, token, step):
             transaction = self._transaction(group.partition, producer.producer_id)
             transaction.group_ids[group.group_id] = None
             transaction.write_count += 1

@@ -55,14 +55,16 @@ class Reply:
 class Append:
     """Append the records to this partition of the offsets topic, then report `appended(token, ...)`.
 
-    With a `producer`, they go into a batch of its transaction. The report is REQUEST_TIMED_OUT only if the records are
-    in the log, but not known to be committed.
+    With a `producer`, they go into a batch of its transaction, unless its marker is in the log from offset
+    `verified_from` on: then the report is INVALID_TXN_STATE. The report is REQUEST_TIMED_OUT only if the records are in
+    the log, but not known to be committed.
     """
 
     partition: int
     records: tuple[Record, ...]
     token: int
     producer: Producer | None = None
+    verified_from: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,11 @@ class Step:
         if token is not None:
             self.actions.append(Reply(token, values))
 
-    def append(self, records: Sequence[Record], write: Write, producer: Producer | None = None) -> None:
-        self.actions.append(Append(write.group.partition, tuple(records), self.add_write(write), producer))
+    def append(
+        self, records: Sequence[Record], write: Write, producer: Producer | None = None, verified_from: int = -1
+    ) -> None:
+        token = self.add_write(write)
+        self.actions.append(Append(write.group.partition, tuple(records), token, producer, verified_from))
 
     def rebalanced(self, group: Group) -> None:
         self.actions.append(Rebalanced(group.group_id, group.generation, len(group.members)))
