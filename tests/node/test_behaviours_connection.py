@@ -202,19 +202,6 @@ def test_a_batch_larger_than_the_receive_buffer_is_appended_whole(start_node: St
 # -- transactions ----------------------------------------------------------------------------------------------------
 
 
-def test_transactional_calls_get_an_error_that_clients_treat_as_fatal(client: WireClient) -> None:
-    refused = ErrorCode.transactional_id_authorization_failed
-    found = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": "t", "key_type": 1})
-    assert (found.error_code, bool(found.error_message)) == (refused, True)
-    init = client.call(
-        ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": "t", "transaction_timeout": 1000, "producer_id": -1}
-    )
-    assert (init.error_code, init.producer_id, init.producer_epoch) == (refused, -1, -1)
-    ids = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
-    assert client.call(ApiKey.END_TXN, 3, {**ids, "committed": True}).error_code is refused
-    assert client.call(ApiKey.ADD_OFFSETS_TO_TXN, 3, {**ids, "group_id": "g"}).error_code is refused
-
-
 def test_a_transactional_batch_is_refused(client: WireClient) -> None:
     topic = client.new_topic()
     transactional = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
@@ -223,23 +210,25 @@ def test_a_transactional_batch_is_refused(client: WireClient) -> None:
     assert client.records(topic) == []
 
 
-def test_init_transactions_of_confluent_kafka_fails_fast(shared_node: Node) -> None:
+def test_init_transactions_of_confluent_kafka_succeeds(shared_node: Node) -> None:
     confluent_kafka = pytest.importorskip("confluent_kafka")
-    producer = confluent_kafka.Producer({"bootstrap.servers": shared_node.bootstrap, "transactional.id": "t"})
-    with pytest.raises(confluent_kafka.KafkaException) as failed:
-        producer.init_transactions(30.0)
-    assert failed.value.args[0].code() == ErrorCode.transactional_id_authorization_failed
-    assert not failed.value.args[0].retriable()
+    producer = confluent_kafka.Producer({"bootstrap.servers": shared_node.bootstrap, "transactional.id": unique("t")})
+    producer.init_transactions(30.0)
+    producer.begin_transaction()
+    producer.abort_transaction(30.0)
 
 
-def test_init_transactions_of_kafka_python_fails_fast(shared_node: Node) -> None:
+def test_init_transactions_of_kafka_python_succeeds(shared_node: Node) -> None:
     kafka = pytest.importorskip("kafka")
-    errors = pytest.importorskip("kafka.errors")
     producer = kafka.KafkaProducer(
-        bootstrap_servers=shared_node.bootstrap, transactional_id="t", max_block_ms=30_000, enable_idempotence=True
+        bootstrap_servers=shared_node.bootstrap,
+        transactional_id=unique("t"),
+        max_block_ms=30_000,
+        enable_idempotence=True,
     )
     try:
-        with pytest.raises(errors.TransactionalIdAuthorizationFailedError):
-            producer.init_transactions()
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.abort_transaction()
     finally:
         producer.close(timeout=5)

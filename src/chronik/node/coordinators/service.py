@@ -141,6 +141,10 @@ class CoordinatorService(ABC, Generic[M]):
     def partition_count(self, count: int) -> None:
         self._coordinator.partition_count = count
 
+    def partition_of(self, key: str) -> int | None:
+        """Return the partition that owns a key; None if there are no partitions yet or the key is too long."""
+        return self._coordinator.partition_of(key)
+
     def is_loaded(self, partition: int) -> bool:
         return self._coordinator.is_loaded(partition)
 

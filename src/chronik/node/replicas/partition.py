@@ -32,6 +32,7 @@ from chronik.wire.batch import (
     check_batches,
     decode_batch,
     encode_batch,
+    encode_marker,
     read_batch_header,
 )
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -50,6 +51,15 @@ Appended: TypeAlias = AppendResult
 HowFound: TypeAlias = Literal["scrub", "recovery", "read"]
 Waiter: TypeAlias = Callable[[KafkaError | None], None]
 Waiters: TypeAlias = "deque[tuple[int, Waiter]]"
+
+
+class TransactionMarker(NamedTuple):
+    """The end of a producer's transaction in one partition, as its coordinator decided it."""
+
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+    coordinator_epoch: int
 
 
 class ReplicationContext(Protocol):
@@ -448,6 +458,23 @@ class Partition:
         batches = check_batches(records, len(records), from_producer=False)
         result = self._write(records, batches, leader.leader_epoch, now_ms)
         self._appended(len(records))
+        return result
+
+    def append_marker(self, marker: TransactionMarker, now_ms: int) -> Appended:
+        """Append the control batch that ends a transaction here. The coordinator that decided it is fenced by epoch.
+
+        A marker that is repeated is appended again: it ends nothing.
+        """
+        leader = self._appender
+        if leader is None:
+            raise self._not_leader()
+        batch = encode_marker(*marker, now_ms)
+        try:
+            result = self.log.append_marker(batch, leader.leader_epoch, now_ms)
+        except StorageError:
+            self._replication.log_failed(self)
+            raise
+        self._appended(len(batch))
         return result
 
     def _write(

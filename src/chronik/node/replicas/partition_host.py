@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -31,7 +31,7 @@ from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, To
 from chronik.node.disk_watch import NO_ANSWER
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.checkpoints import Checkpoints, recovery_points_of, watermarks_of
-from chronik.node.replicas.partition import Partition, resolve
+from chronik.node.replicas.partition import Appended, Partition, TransactionMarker, resolve
 from chronik.node.replicas.replica_reports import ReplicaReports, report_of
 from chronik.node.replicas.replica_sessions import ReplicaSessions
 from chronik.node.replicas.replication import ClusterLinks, Replication
@@ -603,9 +603,26 @@ class PartitionHost:
 
         REQUEST_TIMED_OUT after `timeout_s`: the batch is in the log, and may be committed later or never.
         """
+        return await self._append_and_commit(
+            topic, index, lambda partition: partition.append_internal(batch, self._runtime.env.wall_ms()), timeout_s
+        )
+
+    async def append_marker(self, topic: str, index: int, marker: TransactionMarker, timeout_s: float) -> int:
+        """Append the marker of a transaction, wait until it is committed, and return its offset.
+
+        INVALID_PRODUCER_EPOCH and TRANSACTION_COORDINATOR_FENCED mean that the marker is obsolete.
+        """
+        return await self._append_and_commit(
+            topic, index, lambda partition: partition.append_marker(marker, self._runtime.env.wall_ms()), timeout_s
+        )
+
+    async def _append_and_commit(
+        self, topic: str, index: int, append: Callable[[Partition], Appended], timeout_s: float
+    ) -> int:
+        """Append with acks=all; return the base offset once it is committed."""
         partition = self.require_leader(topic, index)
         partition.check_enough_replicas()
-        appended = partition.append_internal(batch, self._runtime.env.wall_ms())
+        appended = append(partition)
         committed: asyncio.Future[None] = self._loop.create_future()
         partition.when_committed(appended.last_offset + 1, partial(resolve, committed))
         try:
