@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -24,13 +23,11 @@ from chronik.metadata.commands import Assignment, Command, CreateTopic, DeleteTo
 from chronik.metadata.events import Event
 from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage, TopicImage
 from chronik.node.age_clock import AgeClock
-from chronik.node.apis import txn_offset_commit
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.environment import Environment
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Handler
 from chronik.observe.logging import make_logger
 from chronik.storage.producers import ProducerStates
 from chronik.wire.batch import encode_batch, encode_marker, read_batch_header, read_marker, stamp
@@ -162,8 +159,6 @@ class FakeBroker:
         self.groups = GroupService(runtime, fake.metadata, fake, fake, self.lease_is_valid, self.age_clock)
         self.transaction_coordinators = FakeTransactions()
         self.handlers = handlers_of(self)
-        commit = partial(txn_offset_commit.handle, self.groups, self.transaction_coordinators, fake.metadata)
-        self.handlers[txn_offset_commit.API.key] = Handler(txn_offset_commit.API, commit)
         self.metadata.listener = self.groups.metadata_changed
 
     @property
@@ -225,12 +220,12 @@ class FakeBroker:
     def offsets_log(self, group_id: str) -> MemoryLog:
         return self.logs[(OFFSETS_TOPIC, group_partition(group_id, self.config.offsets_topic_partitions))]
 
-    def append_marker(self, group_id: str, producer: Producer, is_commit: bool) -> None:
+    def write_marker(self, group_id: str, producer: Producer, is_commit: bool) -> None:
         """End a transaction in the log of the group's partition, without a report to the group service."""
         self.offsets_log(group_id).append(encode_marker(*producer, is_commit, 0, self.wall_now_ms))
 
     def end_transaction(self, group_id: str, producer: Producer, *, is_commit: bool) -> None:
-        self.append_marker(group_id, producer, is_commit)
+        self.write_marker(group_id, producer, is_commit)
         partition = group_partition(group_id, self.config.offsets_topic_partitions)
         self.groups.transaction_ended(partition, *producer, is_commit)
 

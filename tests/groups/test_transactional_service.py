@@ -341,7 +341,7 @@ async def test_pending_offset_survives_a_coordinator_restart(broker: FakeBroker,
 async def test_marker_that_nobody_reported_is_read_from_the_log(broker: FakeBroker) -> None:
     await broker.create_topic("t")
     await commit(broker, 7)
-    broker.append_marker(GROUP, PRODUCER, is_commit=True)
+    broker.write_marker(GROUP, PRODUCER, is_commit=True)
     await commit(broker, 9, producer=Producer(8, 0))
     await plain_commit(broker, 8)
     again = await restarted(broker)

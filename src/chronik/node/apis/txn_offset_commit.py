@@ -14,14 +14,14 @@ Versions: 2 leader epoch and COORDINATOR_LOAD_IN_PROGRESS (before, COORDINATOR_N
 instance and generation, 4 TRANSACTION_ABORTABLE, 5 adds the partition to the transaction.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.offsets import Producer
 from chronik.groups.records import TopicPartition
 from chronik.node.admin.responses import each_partition, refuse_partitions
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.coordinators.transactions import Transactions
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
@@ -30,20 +30,6 @@ from chronik.wire.errors import ErrorCode, KafkaError
 FIRST_VERSION_WITH_LOADING = 2
 FIRST_VERSION_WITH_ABORTABLE = 4
 FIRST_VERSION_THAT_ADDS = 5
-
-
-class Transactions(Protocol):
-    """The coordinators of all transactions, on any node."""
-
-    async def verify(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Sequence[TopicPartition],
-        adds: bool,
-    ) -> Mapping[TopicPartition, ErrorCode]:
-        """Return NONE for each partition in the producer's open transaction; with `adds`, add all of them first."""
 
 
 async def handle(groups: GroupService, transactions: Transactions, metadata: MetadataLog, request: Request) -> Values:

@@ -177,9 +177,6 @@ class GroupService(CoordinatorService[GroupCoordinator]):
             raise KafkaError(ErrorCode.coordinator_load_in_progress, "groups are being loaded")
         return self._coordinator.groups()
 
-    def transaction_ended(self, partition: int, producer_id: int, epoch: int, is_commit: bool) -> None:
-        """Apply a marker that is committed in a partition of the offsets topic. So far no offsets are transactional."""
-
     def lag_gauges(self) -> Iterator[GroupLag]:
         if not self._lease_is_valid():
             return
