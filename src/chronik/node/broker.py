@@ -167,6 +167,7 @@ class Broker:
                 host=self.host,
                 groups=self.groups,
                 transactions=self.transactions,
+                transaction_coordinators=self.transaction_coordinators,
                 marker_writer=self.marker_writer,
                 topics=self.topics,
                 forwarding=self.forwarding,
