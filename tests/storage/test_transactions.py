@@ -1,8 +1,14 @@
 """Transactions in one log: the last stable offset, and the aborted transactions, through restarts and truncation."""
 
+import errno
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from random import Random
+from struct import pack
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.storage.faulty_disk import FaultyDisk
@@ -25,6 +31,7 @@ from tests.storage.helpers import (
 from chronik.storage.aborted import ENTRY
 from chronik.storage.log import Log
 from chronik.storage.producers import PRODUCERS_MAX, ProducerStates
+from chronik.storage.scrubbing import SegmentScrub
 from chronik.storage.segment import segment_path
 from chronik.storage.transactions import ENDED_MAX, OpenTransactions
 from chronik.wire.batch import Marker, encode_marker
@@ -388,13 +395,17 @@ def assert_same_transactions(one: Log, other: Log) -> None:
     for offset in range(one.log_start_offset, end, 3):
         for upto in (offset + 1, offset + 7, end):
             assert aborted(one, offset, upto) == aborted(other, offset, upto)
-    assert [one.last_stable_offset(each) for each in range(end)] == [
-        other.last_stable_offset(each) for each in range(end)
-    ]
+    assert stable_offsets(one) == stable_offsets(other)
     for producer_id, state in one.producers.items():
         known = other.producers.get(producer_id)
         assert known is not None and (known.epoch, known.batches) == (state.epoch, state.batches)
         assert (known.coordinator_epoch, known.first_offset) == (state.coordinator_epoch, state.first_offset)
+
+
+def stable_offsets(log: Log) -> list[int | None]:
+    """Return the first unstable offset for each high watermark. A copy answers: the log forgets what is replicated."""
+    transactions = deepcopy(log.producers.transactions)
+    return [transactions.first_unstable(watermark) for watermark in range(log.log_end_offset + 1)]
 
 
 # -- restarts and truncation -------------------------------------------------------------------------------------------
@@ -455,3 +466,211 @@ def test_a_transaction_whose_records_were_all_deleted_is_forgotten_at_the_next_s
     log.close()
     log = reopen(disk)
     assert open_transactions(log) == {}
+
+
+def index_paths(disk: FaultyDisk) -> list[str]:
+    return [f"{FOLDER}/{name}" for name in disk.listdir(FOLDER) if name.endswith(".txnindex")]
+
+
+def delete_file(disk: FaultyDisk, path: str) -> None:
+    disk.remove(path)
+
+
+def cut_off_an_entry(disk: FaultyDisk, path: str) -> None:
+    del disk.content(path)[-ENTRY.size :]
+
+
+def cut_into_an_entry(disk: FaultyDisk, path: str) -> None:
+    del disk.content(path)[-3:]
+
+
+def add_an_entry(disk: FaultyDisk, path: str) -> None:
+    disk.content(path).extend(ENTRY.pack(0, 77, 1, 1 << 40, 2))
+
+
+@pytest.mark.parametrize("damage", [delete_file, cut_off_an_entry, cut_into_an_entry, add_an_entry])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_opening_a_log_rebuilds_a_damaged_index(damage: Callable[[FaultyDisk, str], None], is_clean: bool) -> None:
+    disk, expected = FaultyDisk(), new_log()
+    log = reopen(disk)
+    run_transactions(log, 42)
+    follow(log, expected)
+    if is_clean:
+        log.close()
+    disk.kill()
+    paths = index_paths(disk)
+    assert len(paths) > 2
+    for path in paths:
+        content = bytes(disk.content(path))
+        damage(disk, path)
+        log = reopen(disk)
+        assert_same_transactions(expected, log)
+        if path != paths[-1]:
+            assert bytes(disk.content(path)) == content
+            assert log.recovery is not None and log.recovery.rebuilt_indexes
+        assert log.close()
+
+
+def test_a_reader_gets_an_error_if_the_index_is_gone_and_no_aborted_records() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    run_transactions(log, 42)
+    first, second = index_paths(disk)[:2]
+    disk.remove(first)
+    del disk.content(second)[-1:]
+    files = disk.open_files
+    for offset in (0, log._segments.all[1].base_offset):
+        with pytest.raises(KafkaError) as raised:
+            aborted(log, offset)
+        assert raised.value.code == ErrorCode.kafka_storage_error
+    assert disk.open_files == files
+
+
+def test_an_index_that_cannot_be_written_stays_in_memory_and_prevents_a_clean_close() -> None:
+    disk, expected = FaultyDisk(), new_log()
+    disk.fail = lambda operation, path: errno.ENOSPC if path.endswith(".txnindex") else None
+    log = reopen(disk)
+    run_transactions(log, 42)
+    follow(log, expected)
+    assert_same_transactions(expected, log)
+    assert not log.close() and not index_paths(disk)
+    disk.kill()
+    disk.fail = lambda operation, path: None
+    log = reopen(disk)
+    assert_same_transactions(expected, log)
+    assert log.close() and index_paths(disk)
+
+
+def test_entries_that_could_not_be_written_are_cut_by_a_truncation() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    producer = TransactionalProducer(log, 1)
+
+    def abort() -> None:
+        producer.send()
+        producer.abort()
+
+    abort()
+    sync(log)
+    assert log._segments.all[-1].aborted.try_write()
+    disk.fail = lambda operation, path: errno.ENOSPC if path.endswith(".txnindex") else None
+    abort()
+    abort()
+    log.truncate_to(4)
+    assert aborted(log) == [(1, 0), (1, 2)]
+    disk.fail = lambda operation, path: None
+    log.truncate_to(3)
+    assert aborted(log) == [(1, 0)] and open_transactions(log) == {1: 2}
+    assert log.close()
+    assert aborted(reopen(disk)) == [(1, 0)]
+
+
+def test_truncation_rebuilds_a_damaged_index() -> None:
+    disk, expected = FaultyDisk(), new_log()
+    log = reopen(disk)
+    run_transactions(log, 42)
+    follow(log, expected)
+    path = index_paths(disk)[1]
+    last = log._segments.all[[segment.aborted.path for segment in log._segments.all].index(path)].aborted.last
+    assert last is not None
+    disk.remove(path)
+    for each in (log, expected):
+        each.truncate_to(last.last_offset)
+    assert_same_transactions(expected, log)
+
+
+def test_a_snapshot_of_an_earlier_version_is_read() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    append(log, batch(producer_id=4, producer_epoch=0, base_sequence=0))
+    log.close()
+    path = segment_path(FOLDER, 1, ".snapshot")
+    content = disk.content(path)
+    # One producer with one batch: remove its transaction (12 bytes), and the two counts (4 bytes each).
+    body = bytes(content[6:-20])
+    content[:] = pack(">hI", 1, crc32c(body)) + body
+    log = reopen(disk)
+    assert log.recovery is None
+    assert log.producers.check(headers(batch(producer_id=4, producer_epoch=0, base_sequence=0))[0][1]) is not None
+
+
+# -- retention and damage ----------------------------------------------------------------------------------------------
+
+
+def test_retention_and_set_aside_take_the_index_with_the_segment() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    run_transactions(log, 42)
+    bases = [segment.base_offset for segment in log._segments.all]
+    second, last = bases[1], bases[-2]
+    expected = aborted(log, second, last)
+    log.increment_log_start(second).run()
+    assert segment_path(FOLDER, bases[0], ".txnindex") not in index_paths(disk)
+    assert aborted(log, second, last) == expected
+    before = index_paths(disk)
+    (folder,) = log.set_aside_from(last, "/data", NOW_MS)
+    assert segment_path(FOLDER, last, ".txnindex") in before
+    assert segment_path(FOLDER, last, ".txnindex") not in index_paths(disk)
+    assert f"{last:020d}.txnindex" in disk.listdir(folder)
+    assert [each for each in aborted(log, second) if each in expected] == aborted(log, second)
+    assert log.aborted_job(last, last + 100) is None
+
+
+def test_retention_deletes_open_transactions_up_to_the_high_watermark_as_kafka_does() -> None:
+    log = reopen(FaultyDisk(), replace(SMALL, retention_ms=1000))
+    TransactionalProducer(log, 1).send()
+    append_many(log, 100)
+    job = log.apply_retention(NOW_MS + 5000, log.log_end_offset)
+    assert job is not None
+    job.run()
+    assert log.log_start_offset == 101 == log.last_stable_offset(101)
+    assert open_transactions(log) == {1: 0}
+
+
+def damaged_scrubs() -> list[Callable[[FaultyDisk, str], None]]:
+    def lie(at: int) -> Callable[[FaultyDisk, str], None]:
+        def flip(disk: FaultyDisk, path: str) -> None:
+            disk.content(path)[at] ^= 1
+
+        return flip
+
+    return [
+        delete_file,
+        cut_off_an_entry,
+        cut_into_an_entry,
+        add_an_entry,
+        *(lie(at) for at in (1, 9, 17, 25, 33)),
+    ]
+
+
+@pytest.mark.parametrize("damage", damaged_scrubs())
+def test_scrubbing_finds_a_wrong_index_and_rebuilding_restores_it(damage: Callable[[FaultyDisk, str], None]) -> None:
+    disk, expected = FaultyDisk(), new_log()
+    log = reopen(disk)
+    run_transactions(log, 42)
+    follow(log, expected)
+    path = index_paths(disk)[1]
+    assert all(not scrubbed(log, base).has_bad_index for base in log.closed_segments())
+    content = bytes(disk.content(path))
+    damage(disk, path)
+    bad = [scrub for scrub in (scrubbed(log, base) for base in log.closed_segments()) if scrub.has_bad_index]
+    assert [(scrub.segment.aborted.path, scrub.damage) for scrub in bad] == [(path, "")]
+    log.indexes_rebuilt(bad[0], log.rebuild_indexes_job(bad[0])())
+    assert_same_transactions(expected, log)
+    append_many(log, 1)
+    append_many(expected, 1)
+    sync(log)
+    assert bytes(disk.content(path)) == content
+    disk.power_loss(Random(0))
+    log = reopen(disk)
+    assert bytes(disk.content(path)) == content
+    assert_same_transactions(expected, log)
+
+
+def scrubbed(log: Log, base_offset: int) -> SegmentScrub:
+    scrub = log.scrub(base_offset)
+    assert scrub is not None
+    while not scrub.is_done:
+        scrub.step()
+    assert not scrub.damage
+    return scrub

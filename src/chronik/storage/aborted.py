@@ -93,7 +93,7 @@ class AbortedView(NamedTuple):
 class AbortedIndex:
     """One segment's index file and its newest entries. Owned by the event loop; threads get a `view`.
 
-    `load`, `replace` or `adopt` sets the state; without them, the segment has no aborted transactions.
+    `load`, `replace`, `reset` or `adopt` sets the state; without them, the segment has no aborted transactions.
     """
 
     _disk: Disk
@@ -139,6 +139,9 @@ class AbortedIndex:
         """Write the accumulated entries. After a failure they stay in memory."""
         if self._unwritten:
             try:
+                if self._written_count == 0:
+                    # A thread may still read a file that `reset` made obsolete.
+                    remove_files(self._disk, [self.path])
                 with closing(self._disk.open(self.path, create=True)) as file:
                     file.pwrite(self._unwritten, self._written_count * ENTRY.size)
                     file.truncate(self.count * ENTRY.size)
@@ -195,12 +198,17 @@ class AbortedIndex:
                 file.truncate(count * ENTRY.size)
 
     def replace(self, entries: Sequence[AbortedTransaction]) -> None:
-        """Write these entries instead, atomically: a concurrent reader has the old ones or the new ones. Blocks."""
+        """Write these entries instead, durably. Blocks."""
         if entries:
             write_file_atomic(self._disk, self.path, encode_entries(entries))
         else:
             remove_files(self._disk, [self.path])
         self.adopt(entries)
+
+    def reset(self, entries: Sequence[AbortedTransaction]) -> None:
+        """Replace the entries in memory; they are written later."""
+        self.adopt(entries)
+        self._written_count, self._unwritten = 0, bytearray(encode_entries(entries))
 
     def adopt(self, entries: Sequence[AbortedTransaction]) -> None:
         """Note that the file holds these entries."""

@@ -4,12 +4,18 @@ Records are filtered as bytes (layout in `chronik.wire.records`): kept records a
 and only a batch that loses a record is rebuilt. A tombstone, a record without value, tells consumers that a key is
 deleted; it stays for a while after its first compaction. The batch stores the end of that time as in Kafka (KIP-534):
 attribute bit 6 is set, and the base timestamp is that time.
+
+Records of aborted transactions are removed. A marker stays at least until a pass finds no batch of its transaction.
+That pass sets the marker's delete horizon, since a consumer may have read the records and not the marker. The last
+batch of a producer stays, if need be without records: the log must know that producer's last sequence and epoch.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from chronik.storage.aborted import AbortedTransaction
 from chronik.storage.producers import LastBatch
 from chronik.wire.batch import DECOMPRESSED_BYTES_MAX, HEADER_BYTES, BatchHeader, join_batch
 from chronik.wire.compression import compress, decompress
@@ -79,11 +85,8 @@ def clean_batch(
 ) -> bytes | memoryview | None:
     """Return what remains of a batch: the batch itself if nothing is removed, None if it can be dropped.
 
-    `keeps` returns, for an offset and a key, whether no newer record has that key. A batch without records stays if it
-    is its producer's last: the log must know that producer's last sequence.
+    `keeps` returns, for an offset and a key, whether no newer record has that key.
     """
-    if header.is_control:
-        return batch
     data, records = raw_records(batch, header)
     has_horizon = bool(header.attributes & DELETE_HORIZON)
     is_over = has_horizon and now_ms >= header.base_timestamp
@@ -101,6 +104,56 @@ def clean_batch(
     if last is not None and last.last_offset == header.last_offset:
         return batch if not records else _encoded(header, header.attributes, header.base_timestamp, None, 0, b"")
     return None
+
+
+def clean_marker(
+    batch: memoryview,
+    header: BatchHeader,
+    now_ms: int,
+    delete_retention_ms: int,
+    last_batches: Mapping[int, LastBatch],
+) -> bytes | memoryview | None:
+    """Return what remains of a control batch whose transaction has no batch left."""
+    if not header.attributes & DELETE_HORIZON:
+        data, records = raw_records(batch, header)
+        return _rebuilt(header, data, records, now_ms + delete_retention_ms) if records else batch
+    last = last_batches.get(header.producer_id)
+    is_last = last is not None and last == (header.producer_epoch, None)
+    return batch if is_last or now_ms < header.base_timestamp else None
+
+
+class TransactionFilter:
+    """Knows which batches belong to aborted transactions, and which markers have no batch left.
+
+    Pass the batches in order, starting with the log's first.
+    """
+
+    __slots__ = ("_aborted", "_with_batches")
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._aborted: dict[int, list[AbortedTransaction]] = {}
+        for each in aborted:
+            self._aborted.setdefault(each.producer_id, []).append(each)
+        self._with_batches: set[int] = set()
+
+    def is_aborted(self, header: BatchHeader) -> bool:
+        """Return whether a transaction that was aborted includes the batch; the order of calls does not matter."""
+        if not header.is_transactional:
+            return False
+        transactions = self._aborted.get(header.producer_id, ())
+        at = bisect_right(transactions, header.base_offset, key=lambda each: each.first_offset)
+        return at > 0 and header.base_offset < transactions[at - 1].last_offset
+
+    def passed(self, header: BatchHeader) -> None:
+        """Note a batch that may hold records."""
+        if header.is_transactional:
+            self._with_batches.add(header.producer_id)
+
+    def passed_marker(self, header: BatchHeader) -> bool:
+        """Note a marker; return whether its transaction has no batch left."""
+        is_empty = header.producer_id not in self._with_batches
+        self._with_batches.discard(header.producer_id)
+        return is_empty
 
 
 def _rebuilt(header: BatchHeader, data: bytes, kept: list[RawRecord], horizon_ms: int | None) -> bytes:

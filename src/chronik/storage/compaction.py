@@ -3,7 +3,7 @@
 One pass reads the part of the log that was not compacted before (the dirty part) and notes the last offset of each key.
 Then it rewrites all closed segments up to there without the superseded records. Its memory is bounded: it ends early
 when it has noted enough keys, and the next pass continues from there. Small adjacent segments are merged. `cleaning`
-describes what happens to a batch.
+describes what happens to a batch. A pass ends before the first transaction that is not decided.
 
 A group of adjacent segments is compacted into one, under the first one's base offset. The files go through:
 
@@ -13,7 +13,8 @@ A group of adjacent segments is compacted into one, under the first one's base o
     NNN.log                  the compacted one in its place
 
 The rename to .swap commits the replacement: the next open of the folder completes it.
-Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt.
+Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt. The index of aborted transactions
+has those of the remaining batches, as recovery would derive it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,20 +22,23 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
+from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
+from chronik.storage.aborted import AbortedJob, AbortedTransaction, TransactionScan, encode_entries
 from chronik.storage.batches import ScannedBatch, read_all_batches
-from chronik.storage.cleaning import clean_batch, key_digest, raw_records
+from chronik.storage.cleaning import TransactionFilter, clean_batch, clean_marker, key_digest, raw_records
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk, remove_files
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
 from chronik.storage.producers import LastBatch
 from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
 from chronik.storage.segments import DeletionJob, NumberFile
-from chronik.wire.batch import read_batch_header
+from chronik.storage.transactions import marker_of
+from chronik.wire.batch import BatchHeader, read_batch_header
 from chronik.wire.errors import KafkaError
 
 CLEANER_NAME: Final = "cleaner-offset"
 """A text file with one number: everything below that offset has been compacted once."""
-INDEX_SUFFIXES: Final = (".index", ".timeindex")
+INDEX_SUFFIXES: Final = (".index", ".timeindex", ABORTED_SUFFIX)
 WRITE_BYTES: Final = 1024 * 1024
 
 
@@ -49,6 +53,7 @@ class CompactedGroup:
     is_changed: bool = False
     has_successor: bool = True
     """Whether a compacted segment replaces them; otherwise nothing is left of them."""
+    aborted: list[AbortedTransaction] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +69,8 @@ class CompactionJob:
     now_ms: int
     dirty_from: int
     last_batches: Mapping[int, LastBatch]
+    find_aborted: AbortedJob | None
+    """Finds the aborted transactions in the segments."""
     removed_records: int = 0
     removed_bytes: int = 0
     cleaned_upto: int = field(init=False)
@@ -73,6 +80,8 @@ class CompactionJob:
     is_done: bool = False
     _newest: dict[bytes, int] = field(default_factory=dict)
     _groups: list[CompactedGroup] = field(default_factory=list)
+    _transactions: TransactionFilter = field(default_factory=lambda: TransactionFilter(()))
+    _remaining: TransactionScan = field(default_factory=TransactionScan)
 
     def __post_init__(self) -> None:
         self.cleaned_upto = self.next_base
@@ -84,6 +93,8 @@ class CompactionJob:
 
     def run(self) -> None:
         """Write the compacted segments. An error leaves the log unchanged; `finish_compaction` cleans up."""
+        if self.find_aborted is not None:
+            self._transactions = TransactionFilter(self.find_aborted())
         self._note_keys()
         for group in self._grouped():
             self._groups.append(group)
@@ -131,6 +142,8 @@ class CompactionJob:
             self.reading_at = segment.base_offset
             for _, header, batch, intact in read_all_batches(self.disk, segment.path):
                 if header.next_offset <= self.dirty_from or not intact or header.is_control:
+                    continue
+                if self._transactions.is_aborted(header):
                     continue
                 try:
                     _, records = raw_records(batch, header)
@@ -193,6 +206,7 @@ class CompactionJob:
                         self.removed_records += header.record_count - now.record_count
                         self.removed_bytes += header.size_bytes - now.size_bytes
                         header = now
+                    self._note_remaining(group, header, kept)
                     position = out.size_bytes
                     out.note_batch(
                         position,
@@ -213,19 +227,44 @@ class CompactionJob:
         for index in (out.offset_index, out.time_index):
             index.write()
             index.sync()
+        if group.aborted:
+            with closing(self.disk.open(out.aborted.path + ".cleaned", create=True)) as file:
+                file.truncate(0)
+                file.pwrite(encode_entries(group.aborted), 0)
+                file.datasync()
         group.size_bytes = out.size_bytes
+
+    def _note_remaining(self, group: CompactedGroup, header: BatchHeader, batch: bytes | memoryview) -> None:
+        marker = marker_of(header, batch) if header.is_control else None
+        entry = self._remaining.passed(header, marker)
+        if entry is not None:
+            group.aborted.append(entry)
 
     def _cleaned(self, scanned: ScannedBatch) -> bytes | memoryview | None:
         _, header, batch, intact = scanned
-        if header.base_offset >= self.cleaned_upto or not intact:
+        if header.base_offset >= self.cleaned_upto:
             return batch
         try:
-            return clean_batch(
-                batch, header, self._keeps, self.now_ms, self.config.delete_retention_ms, self.last_batches
-            )
+            if not intact:
+                self._transactions.passed(header)
+                return batch
+            if header.is_control:
+                return self._cleaned_marker(header, batch)
+            self._transactions.passed(header)
+            keeps = _keeps_nothing if self._transactions.is_aborted(header) else self._keeps
+            return clean_batch(batch, header, keeps, self.now_ms, self.config.delete_retention_ms, self.last_batches)
         except KafkaError:
             # Keep a batch that does not parse.
             return batch
+
+    def _cleaned_marker(self, header: BatchHeader, batch: memoryview) -> bytes | memoryview | None:
+        if marker_of(header, batch) is None or not self._transactions.passed_marker(header):
+            return batch
+        return clean_marker(batch, header, self.now_ms, self.config.delete_retention_ms, self.last_batches)
+
+
+def _keeps_nothing(offset: int, key: bytes | None) -> bool:
+    return False
 
 
 def _swap_path(folder: str, group: CompactedGroup) -> str:

@@ -705,7 +705,15 @@ class Log:
         next_base = segments[index + 1].base_offset
         may_have_gap = self._may_have_gap_after(index)
         epochs = LeaderEpochs(self.epochs.entries())
-        return SegmentScrub(self.disk, segments[index], next_base, may_have_gap=may_have_gap, epochs=epochs)
+        segments[index].aborted.try_write()
+        earlier = [
+            (segment.base_offset, segment.size_bytes)
+            for number, segment in enumerate(segments[:index])
+            if not self._may_have_gap_after(number)
+        ]
+        return SegmentScrub(
+            self.disk, segments[index], next_base, may_have_gap=may_have_gap, epochs=epochs, earlier=earlier
+        )
 
     def _may_have_gap_after(self, index: int) -> bool:
         """Return whether compaction may have left a gap between this segment's last batch and its end."""
@@ -718,17 +726,21 @@ class Log:
         return any(segment is scrub.segment for segment in self._segments.all[:-1])
 
     def rebuild_indexes_job(self, scrub: SegmentScrub) -> Callable[[], LogSegment]:
-        """Return a job for a thread that rebuilds both indexes of a scrubbed segment.
+        """Return a job for a thread that rebuilds the indexes of a scrubbed segment.
 
-        Pass its result to `indexes_rebuilt`. Concurrent reads are safe: readers check each entry that they use.
+        Pass its result to `indexes_rebuilt`. Concurrent reads are safe: readers check each entry that they use. The
+        index of aborted transactions is written later.
         """
         segment = scrub.segment
+        paths = self._paths_upto(self._segments.index_of(segment.base_offset))
         fresh = LogSegment(self.disk, self.folder, segment.base_offset, segment.size_bytes)
         interval = self.config.index_interval_bytes
 
         def rebuild() -> LogSegment:
             try:
                 fresh.rebuild_indexes(interval)
+                if scrub.has_bad_aborted:
+                    fresh.aborted.reset(derive_last(self.disk, paths))
             finally:
                 fresh.release()
             return fresh
@@ -738,6 +750,10 @@ class Log:
     def indexes_rebuilt(self, scrub: SegmentScrub, fresh: LogSegment) -> None:
         if self.has_scrubbed(scrub):
             scrub.segment.offset_index, scrub.segment.time_index = fresh.offset_index, fresh.time_index
+            if scrub.has_bad_aborted:
+                scrub.segment.aborted = fresh.aborted
+                self._last_aborted_offset = self._find_last_aborted()
+                self._syncs.index_changed(fresh.aborted.path, self.config.checkpoint_bytes)
 
     def set_aside_from(self, offset: int, data_path: str, now_ms: int) -> list[str]:
         """Move the segment that should hold `offset` and all later ones to `set-aside/`; the log ends before them.
@@ -780,12 +796,13 @@ class Log:
     def compaction_job(self, now_ms: int, upto_offset: int) -> CompactionJob | None:
         """Return the next pass over closed segments below `upto_offset` (the high watermark), if enough is dirty.
 
-        It ends before segments that are too new. Run the job in a thread, then call `finish_compaction`, even after a
-        failure. Return None while a job runs.
+        It ends before segments that are too new, and before the last stable offset. Run the job in a thread, then call
+        `finish_compaction`, even after a failure. Return None while a job runs.
         """
         config = self.config
         if not config.cleanup_compact or self._compaction is not None or self.read_only_forever:
             return None
+        upto_offset = self.last_stable_offset(upto_offset)
         cleanable: list[LogSegment] = []
         next_base = 0
         dirty_bytes = 0
@@ -804,15 +821,24 @@ class Log:
         if dirty_bytes == 0 or dirty_bytes / total_bytes < config.min_cleanable_ratio:
             return None
         dirty_from = max(self._cleaned_upto, self.log_start_offset)
-        last_batches = self.producers.last_batches()
         self._compaction = CompactionJob(
-            self.disk, self.folder, cleanable, next_base, config, now_ms, dirty_from, last_batches
+            self.disk,
+            self.folder,
+            cleanable,
+            next_base,
+            config,
+            now_ms,
+            dirty_from,
+            self.producers.last_batches(),
+            self.aborted_job(cleanable[0].base_offset, next_base),
         )
         return self._compaction
 
     def finish_compaction(self, job: CompactionJob) -> DeletionJob:
         """Replace the segments that the job read, if they still exist. The returned job removes the old files."""
         self._compaction = None
+        if job.find_aborted is not None:
+            job.find_aborted.close()
         groups = job.usable_groups(self._segments.all)
         deleted: list[str] = []
         if groups:
@@ -825,7 +851,13 @@ class Log:
         for group in groups:
             base_offset = group.old[0].base_offset
             fresh = LogSegment(self.disk, self.folder, base_offset, group.size_bytes) if group.has_successor else None
+            if fresh is not None:
+                fresh.aborted.adopt(group.aborted)
+            if group.aborted or any(segment.aborted.count for segment in group.old):
+                # Recovery compares the number of entries with the last checkpoint.
+                self._syncs.request_checkpoint(self.config.checkpoint_bytes)
             self._segments.replace(group.old, fresh)
+        self._last_aborted_offset = self._find_last_aborted()
         if job.is_done:
             self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)
         return job.cleanup(deleted, groups, lambda: self._cleaned_upto)

@@ -4,22 +4,29 @@ It checks:
 - the file: it exists, is readable, and is not shorter than the log expects;
 - every batch: its CRC; its offsets and its leader epoch, which the CRC does not cover;
 - the end: only preallocated zeros follow, and the next segment starts there, unless compaction left a gap;
-- both indexes: each entry describes the batch that it points to.
+- both sparse indexes: each entry describes the batch that it points to;
+- the index of aborted transactions: it has an entry for each abort marker that needs one, and no other.
 
 Damage in an index loses no record: the index is rebuilt. Any other damage means that this replica has lost records.
 """
 
 import errno
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from struct import Struct
 from typing import Final
 
+from chronik.storage.aborted import AbortedTransaction, decode_entries
 from chronik.storage.batches import SCAN_READ_BYTES, is_zero, scan_batches
 from chronik.storage.disk import Disk, File, read_file
 from chronik.storage.epochs import UNDEFINED, LeaderEpochs
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, Entry
 from chronik.storage.segment import LogSegment
-from chronik.wire.batch import BatchHeader
+from chronik.storage.transactions import OpenTransactions, marker_of
+from chronik.wire.batch import BatchHeader, Marker
+from chronik.wire.errors import KafkaError
 
 PIECE_BYTES: Final = SCAN_READ_BYTES
 
@@ -32,14 +39,27 @@ class SegmentScrub:
     """
 
     def __init__(
-        self, disk: Disk, segment: LogSegment, next_base: int, *, may_have_gap: bool, epochs: LeaderEpochs
+        self,
+        disk: Disk,
+        segment: LogSegment,
+        next_base: int,
+        *,
+        may_have_gap: bool,
+        epochs: LeaderEpochs,
+        earlier: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`next_base` is the start of the next segment; if `may_have_gap`, compaction may have left a gap before it."""
+        """`next_base` is the start of the next segment; if `may_have_gap`, compaction may have left a gap before it.
+
+        `earlier` are the segments before this one, by base offset and size, which compaction has not changed.
+        """
         self.segment = segment
         self.is_done = False
         self.damage = ""
         """Why records of the segment are lost; empty if no damage was found."""
         self.has_bad_index = False
+        """One of the indexes is missing or wrong."""
+        self.has_bad_aborted = False
+        """It is the index of aborted transactions."""
         self.position = 0
         self.offset = segment.base_offset
         """Both: how far the segment was found intact."""
@@ -49,6 +69,8 @@ class SegmentScrub:
         self._epochs = epochs
         self._offset_entries = _Entries(OFFSET_ENTRY)
         self._time_entries = _Entries(TIME_ENTRY)
+        self._earlier = earlier
+        self._aborted = _AbortedEntries(segment.base_offset, segment.aborted.count)
 
     def step(self) -> None:
         """Read and check the next piece. An OSError is not damage, unless the device cannot read (EIO)."""
@@ -56,6 +78,7 @@ class SegmentScrub:
             if self.position == 0:
                 self._offset_entries.load(self._disk, self.segment.offset_index.path)
                 self._time_entries.load(self._disk, self.segment.time_index.path)
+                self._aborted.load(self._disk, self.segment.aborted.path)
             file = self._disk.open(self.segment.path)
         except FileNotFoundError:
             self._set_damage("its file is missing")
@@ -75,7 +98,7 @@ class SegmentScrub:
         if file_bytes < segment.size_bytes:
             self._set_damage(f"its file has {file_bytes} of {segment.size_bytes} bytes")
             return
-        for at, header, _, intact in scan_batches(file, start, segment.size_bytes, once=True):
+        for at, header, batch, intact in scan_batches(file, start, segment.size_bytes, once=True):
             damage = self._damage_of(header, intact)
             if damage:
                 self._set_damage(f"{damage} at byte {at}")
@@ -83,6 +106,8 @@ class SegmentScrub:
             relative_offset = header.last_offset - segment.base_offset
             self._offset_entries.passed((relative_offset, at))
             self._time_entries.passed((header.max_timestamp, relative_offset))
+            if header.is_transactional:
+                self._aborted.passed(header, marker_of(header, batch) if header.is_control else None)
             self.position = at + header.size_bytes
             self.offset = header.next_offset
             if self.position - start >= PIECE_BYTES:
@@ -108,8 +133,32 @@ class SegmentScrub:
             self._set_damage(f"it ends at offset {self.offset}, and the next segment begins at {self._next_base}")
         else:
             are_correct = self._offset_entries.are_correct() and self._time_entries.are_correct()
-            self.has_bad_index = self.segment.size_bytes > 0 and not are_correct
+            self.has_bad_aborted = not self._aborted.are_correct() or not all(
+                self._may_begin_earlier(entry) for entry in self._aborted.begun_earlier
+            )
+            self.has_bad_index = self.has_bad_aborted or (self.segment.size_bytes > 0 and not are_correct)
             self.is_done = True
+
+    def _may_begin_earlier(self, entry: AbortedTransaction) -> bool:
+        """Return False if the transaction certainly does not begin where its entry says, in an earlier segment."""
+        index = bisect_right(self._earlier, entry.first_offset, key=itemgetter(0)) - 1
+        if index < 0:
+            return True
+        segment = LogSegment(self._disk, self.segment.folder, *self._earlier[index])
+        try:
+            with segment.brief_view() as view:
+                batch = view.find(entry.first_offset)
+        except FileNotFoundError:
+            # Retention removed it in the meantime.
+            return True
+        except KafkaError:
+            # It is damaged, which its own scrub finds.
+            return True
+        if batch is None:
+            return False
+        header = batch[1]
+        is_first = header.base_offset == entry.first_offset and header.producer_id == entry.producer_id
+        return is_first and header.is_transactional and not header.is_control
 
     def _set_damage(self, damage: str) -> None:
         self.damage = damage
@@ -141,6 +190,57 @@ class _Entries:
         while entries and entries[-1][1] <= right[1]:
             if entries.pop() != right:
                 self._is_wrong = True
+
+    def are_correct(self) -> bool:
+        """Return whether, after all batches, each entry described one of them."""
+        return not self._is_wrong and not self._entries
+
+
+class _AbortedEntries:
+    """The entries of a segment's index of aborted transactions, compared with the batches in order.
+
+    Transactions that began in an earlier segment are unknown here: their entries must point there. If compaction
+    removed all their records, they have none.
+    """
+
+    def __init__(self, base_offset: int, count: int) -> None:
+        """`count` is the number of entries that the log knows."""
+        self._base_offset = base_offset
+        self._count = count
+        self._is_wrong = False
+        self._entries: list[AbortedTransaction] = []
+        self._open = OpenTransactions()
+        self.begun_earlier: list[AbortedTransaction] = []
+
+    def load(self, disk: Disk, path: str) -> None:
+        entries = decode_entries(read_file(disk, path) or b"")
+        if entries is None or len(entries) != self._count:
+            self._is_wrong = True
+        else:
+            self._entries = entries[::-1]
+
+    def passed(self, header: BatchHeader, marker: Marker | None) -> None:
+        """Check the entry for the next batch, if it is an abort marker."""
+        if not header.is_control:
+            self._open.begin(header.producer_id, header.base_offset)
+        if marker is None:
+            return
+        ended = self._open.end(header.producer_id, header.base_offset)
+        entry = self._entries.pop() if self._entries and self._entries[-1].last_offset <= header.base_offset else None
+        if entry is None:
+            self._is_wrong = self._is_wrong or (ended is not None and not marker.is_commit)
+            return
+        first_offset = None if ended is None else ended.first_offset
+        stable = next(iter(self._open.first_offsets()), header.base_offset + 1)
+        is_correct = (
+            not marker.is_commit
+            and (entry.producer_id, entry.last_offset) == (header.producer_id, header.base_offset)
+            and (entry.first_offset < self._base_offset or entry.first_offset == first_offset)
+            and (entry.last_stable_offset < self._base_offset or entry.last_stable_offset == stable)
+        )
+        self._is_wrong = self._is_wrong or not is_correct
+        if entry.first_offset < self._base_offset:
+            self.begun_earlier.append(entry)
 
     def are_correct(self) -> bool:
         """Return whether, after all batches, each entry described one of them."""

@@ -144,6 +144,11 @@ class LogSyncs:
         """Write a checkpoint with the next sync."""
         self.bytes_since_checkpoint = max(self.bytes_since_checkpoint, checkpoint_bytes)
 
+    def index_changed(self, path: str, checkpoint_bytes: int) -> None:
+        """Sync the index file of a closed segment again, and write a checkpoint with the next sync."""
+        self._indexes.append(path)
+        self.request_checkpoint(checkpoint_bytes)
+
     def truncated(self, end_offset: int) -> None:
         """Note that the log now ends at `end_offset`, and remove snapshots above it."""
         self._generation += 1

@@ -46,6 +46,10 @@ class OpenTransactions:
         """Yield the producers with an open transaction, by its first offset."""
         return iter(self._open)
 
+    def first_offsets(self) -> Iterator[int]:
+        """Yield the first offsets of the open transactions, lowest first."""
+        return iter(self._open.values())
+
     def begin(self, producer_id: int, first_offset: int) -> None:
         """Begin a transaction, unless the producer has one already."""
         self._open.setdefault(producer_id, first_offset)
