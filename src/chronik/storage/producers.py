@@ -204,7 +204,7 @@ class ProducerStates:
                 if len(state.batches) > BATCHES_KEPT:
                     del state.batches[0]
         self._states[producer_id] = state
-        if header.attributes & TRANSACTIONAL and state.first_offset is None:
+        if header[5] & TRANSACTIONAL and state.first_offset is None:
             state.first_offset = base_offset
             self.transactions.begin(producer_id, base_offset)
 
