@@ -118,7 +118,7 @@ class FakeBroker:
         self.partitions = self
         self.groups = GroupService(runtime, fake.metadata, fake, fake, self.lease_is_valid, self.age_clock)
         self.handlers = handlers_of(self)
-        self.metadata.listener = self.groups.topic.metadata_changed
+        self.metadata.listener = self.groups.metadata_changed
 
     @property
     def image(self) -> ClusterImage:

@@ -86,16 +86,6 @@ async def test_find_coordinator_refuses_an_invalid_group_id(broker: FakeBroker) 
     assert errors == [ErrorCode.invalid_group_id, ErrorCode.none]
 
 
-@pytest.mark.parametrize("version", range(1, 7))
-@with_broker()
-async def test_find_coordinator_refuses_transactions_with_a_message(broker: FakeBroker, version: int) -> None:
-    values = {"key": "txn", "key_type": 1, "coordinator_keys": ["txn"]}
-    answer = await broker.ask(find_coordinator.API, version, values)
-    found = answer.coordinators[0] if version >= 4 else answer
-    assert found.error_code is ErrorCode.transactional_id_authorization_failed
-    assert "transactions" in found.error_message
-
-
 @pytest.mark.parametrize("version", versions(join_group))
 @with_broker()
 async def test_join_requires_a_member_id_from_version_4_on(broker: FakeBroker, version: int) -> None:

@@ -29,7 +29,7 @@ from chronik.node.apis import (
     offset_fetch,
     sync_group,
 )
-from chronik.node.coordinators import group_service, offsets_topic
+from chronik.node.coordinators import coordinator_topic, service
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TOPIC_VALUES = {"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 9}]}
@@ -183,7 +183,7 @@ async def test_commit_that_becomes_durable_after_the_lease_expires_is_not_acknow
 async def test_sessions_do_not_expire_while_the_coordinator_has_no_lease(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_service, "LEASE_CHECK_S", 0.01)
+    monkeypatch.setattr(service, "LEASE_CHECK_S", 0.01)
     joined = await broker.groups.join(join_request(session_timeout_ms=1_000))
     member = joined["member_id"]
     await broker.groups.sync(SyncRequest(GROUP, 1, member, None, None, None, {member: b"A"}))
@@ -212,7 +212,7 @@ async def test_node_reloads_its_groups_when_it_leads_again_in_a_later_epoch(brok
     await away.stop()
     after = PartitionImage(index, 1, before.leader_epoch + 2, before.replicas, before.isr)
     topic_id = broker.image.require_topic(OFFSETS_TOPIC).id
-    broker.groups.topic.metadata_changed(broker.image, [LeaderChanged(OFFSETS_TOPIC, topic_id, after)])
+    broker.groups.metadata_changed(broker.image, [LeaderChanged(OFFSETS_TOPIC, topic_id, after)])
     error, offsets = await broker.groups.committed(GROUP, [("t", 0)])
     while error is ErrorCode.coordinator_load_in_progress:
         await asyncio.sleep(0.001)
@@ -226,7 +226,7 @@ async def test_node_reloads_its_groups_when_it_leads_again_in_a_later_epoch(brok
 async def test_commit_times_out_if_its_batch_is_never_replicated(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offsets_topic, "APPEND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(coordinator_topic, "APPEND_TIMEOUT_S", 0.05)
     await committed_group(broker)
     broker.appends_allowed.clear()
     commit = CommitRequest("other", -1, "", None, ((("t", 0), 9, -1, ""),))

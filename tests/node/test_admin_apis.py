@@ -618,14 +618,6 @@ async def test_describe_log_dirs_returns_the_sizes_of_hosted_partitions(tmp_path
 
 
 TRANSACTIONAL: Mapping[int, Mapping[str, Any]] = {
-    24: {
-        "v3_and_below_transactional_id": "t",
-        "v3_and_below_producer_id": 1,
-        "v3_and_below_producer_epoch": 0,
-        "v3_and_below_topics": [{"name": "orders", "partitions": [0, 1]}],
-    },
-    25: {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0, "group_id": "g"},
-    26: {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0, "committed": True},
     28: {
         "transactional_id": "t",
         "group_id": "g",

@@ -202,44 +202,49 @@ def test_a_batch_larger_than_the_receive_buffer_is_appended_whole(start_node: St
 # -- transactions ----------------------------------------------------------------------------------------------------
 
 
-def test_transactional_calls_get_an_error_that_clients_treat_as_fatal(client: WireClient) -> None:
-    refused = ErrorCode.transactional_id_authorization_failed
-    found = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": "t", "key_type": 1})
-    assert (found.error_code, bool(found.error_message)) == (refused, True)
-    init = client.call(
-        ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": "t", "transaction_timeout": 1000, "producer_id": -1}
+def test_a_transactional_batch_needs_the_id_of_an_open_transaction(client: WireClient) -> None:
+    topic, transactional_id = client.new_topic(), unique("t")
+    found = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": transactional_id, "key_type": 1})
+    assert found.error_code is ErrorCode.none
+    timeout = {"transaction_timeout": 60_000}
+    init = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
+    eventually(lambda: client.call(ApiKey.INIT_PRODUCER_ID, 4, init | timeout).error_code is ErrorCode.none, 10.0)
+    producer = client.call(ApiKey.INIT_PRODUCER_ID, 4, init | timeout)
+    transactional = batch(
+        b"x",
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=0,
+        is_transactional=True,
     )
-    assert (init.error_code, init.producer_id, init.producer_epoch) == (refused, -1, -1)
-    ids = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
-    assert client.call(ApiKey.END_TXN, 3, {**ids, "committed": True}).error_code is refused
-    assert client.call(ApiKey.ADD_OFFSETS_TO_TXN, 3, {**ids, "group_id": "g"}).error_code is refused
-
-
-def test_a_transactional_batch_is_refused(client: WireClient) -> None:
-    topic = client.new_topic()
-    transactional = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
-    assert client.produce(topic, transactional).error_code != 0
-    assert client.produce(topic, batch(b"x"), transactional_id="t").error_code != 0
+    without_id = client.produce(topic, transactional)
+    assert without_id.error_code == ErrorCode.transactional_id_authorization_failed
+    of_another = client.produce(topic, transactional, transactional_id=unique("unknown"))
+    assert of_another.error_code == ErrorCode.invalid_producer_id_mapping
+    not_added = client.produce(topic, transactional, transactional_id=transactional_id)
+    assert not_added.error_code in (ErrorCode.invalid_txn_state, ErrorCode.transaction_abortable)
     assert client.records(topic) == []
 
 
-def test_init_transactions_of_confluent_kafka_fails_fast(shared_node: Node) -> None:
+def test_init_transactions_of_confluent_kafka_succeeds(shared_node: Node) -> None:
     confluent_kafka = pytest.importorskip("confluent_kafka")
-    producer = confluent_kafka.Producer({"bootstrap.servers": shared_node.bootstrap, "transactional.id": "t"})
-    with pytest.raises(confluent_kafka.KafkaException) as failed:
-        producer.init_transactions(30.0)
-    assert failed.value.args[0].code() == ErrorCode.transactional_id_authorization_failed
-    assert not failed.value.args[0].retriable()
+    producer = confluent_kafka.Producer({"bootstrap.servers": shared_node.bootstrap, "transactional.id": unique("t")})
+    producer.init_transactions(30.0)
+    producer.begin_transaction()
+    producer.abort_transaction(30.0)
 
 
-def test_init_transactions_of_kafka_python_fails_fast(shared_node: Node) -> None:
+def test_init_transactions_of_kafka_python_succeeds(shared_node: Node) -> None:
     kafka = pytest.importorskip("kafka")
-    errors = pytest.importorskip("kafka.errors")
     producer = kafka.KafkaProducer(
-        bootstrap_servers=shared_node.bootstrap, transactional_id="t", max_block_ms=30_000, enable_idempotence=True
+        bootstrap_servers=shared_node.bootstrap,
+        transactional_id=unique("t"),
+        max_block_ms=30_000,
+        enable_idempotence=True,
     )
     try:
-        with pytest.raises(errors.TransactionalIdAuthorizationFailedError):
-            producer.init_transactions()
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.abort_transaction()
     finally:
         producer.close(timeout=5)

@@ -114,13 +114,13 @@ def test_metadata_creates_a_topic_only_if_the_request_allows_it(client: WireClie
     assert client.append(name, b"at once") == 0
 
 
-def test_metadata_creates_the_missing_consumer_offsets_topic_on_request(start_node: StartNode) -> None:
-    """As in Kafka: lag tools read this topic, and request its metadata first."""
-    with connect(start_node(offsets_topic_partitions=4)) as client:
+def test_metadata_creates_the_missing_topics_of_coordinators_on_request(start_node: StartNode) -> None:
+    """As in Kafka: lag tools read the offsets topic, and request its metadata first."""
+    with connect(start_node(offsets_topic_partitions=4, transaction_state_topic_partitions=3)) as client:
         (found,) = client.metadata("__consumer_offsets", create=True).topics
         assert (found.error_code, found.is_internal, len(found.partitions)) == (0, True, 4)
         (other,) = client.metadata("__transaction_state", create=True).topics
-        assert other.error_code == ErrorCode.invalid_topic_exception
+        assert (other.error_code, other.is_internal, len(other.partitions)) == (0, True, 3)
 
 
 def test_metadata_creates_no_topic_if_auto_creation_is_disabled(start_node: StartNode) -> None:

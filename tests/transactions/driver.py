@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chronik.groups.step import Append, Moment, Reply
-from chronik.transactions.actions import Action, Ended, WriteMarkers
+from chronik.transactions.actions import Action, Ended, Settled, WriteMarkers
 from chronik.transactions.coordinator import (
     EndRequest,
     InitProducerRequest,
@@ -32,14 +32,17 @@ class Driver:
         self.replies: dict[int, dict[str, Any]] = {}
         self.markers: list[WriteMarkers] = []
         self.ended: list[Ended] = []
+        self.settled: list[str] = []
         self.held: list[Append] = []
         self.holds_appends = False
         self._token = 0
         self._next_producer_id = 100 * (1 + sum(map(len, self.log.values())))
         for partition, records in self.log.items():
             self.coordinator.start_loading(partition)
-            assert self.coordinator.replay(partition, records) == 0
-            self._run(self.coordinator.finish_loading(partition, 7, self.at))
+            self.coordinator.replay(partition, records)
+            unreadable_count, actions = self.coordinator.finish_loading(partition, 7, self.at)
+            assert unreadable_count == 0
+            self._run(actions)
 
     @property
     def at(self) -> Moment:
@@ -57,6 +60,8 @@ class Driver:
                     self.markers.append(action)
                 case Ended():
                     self.ended.append(action)
+                case Settled():
+                    self.settled.append(action.transactional_id)
         if not self.holds_appends:
             self.settle()
 
@@ -106,7 +111,7 @@ class Driver:
         self._run(self.coordinator.expire_ids(self.at))
 
     def unload(self, partition: int) -> None:
-        self._run(self.coordinator.unload(partition))
+        self._run(self.coordinator.unload(partition, self.at))
 
     def error(self, token: int) -> ErrorCode:
         error = self.replies[token]["error_code"]

@@ -261,3 +261,36 @@ def test_invalid_requests_are_refused() -> None:
     assert driver.error(driver.end(producer, name="unknown")) is ErrorCode.invalid_producer_id_mapping
     driver.coordinator.partition_count = 0
     assert driver.error(driver.init()) is ErrorCode.coordinator_not_available
+
+
+def test_prepared_transaction_shows_the_partitions_that_have_no_marker_yet() -> None:
+    driver = Driver()
+    producer = open_transaction(driver)
+    driver.end(producer)
+    assert driver.state().partitions == {ORDERS, AUDIT}
+    driver.coordinator.marker_written(ID, producer, AUDIT, driver.at)
+    assert driver.state().partitions == {ORDERS}
+
+
+def test_settled_is_reported_when_the_next_transition_may_begin() -> None:
+    driver = Driver()
+    producer = open_transaction(driver)
+    driver.settled.clear()
+    driver.end(producer)
+    assert not driver.settled, "its markers are not written yet"
+    driver.write_markers()
+    assert driver.settled == [ID]
+
+
+def test_unreadable_records_are_counted_and_do_not_hide_others() -> None:
+    driver = Driver()
+    open_transaction(driver)
+    partition = group_partition(ID, PARTITIONS)
+    coordinator = driver.coordinator
+    coordinator.unload(partition, driver.at)
+    coordinator.start_loading(partition)
+    coordinator.replay(partition, [(None, None), (write_key("damaged"), b"no value"), (b"\0", b"")])
+    coordinator.replay(partition, driver.log[partition])
+    unreadable_count, _ = coordinator.finish_loading(partition, 8, driver.at)
+    assert unreadable_count == 3
+    assert driver.state().state is TransactionState.ONGOING

@@ -8,6 +8,8 @@ from functools import partial
 
 from chronik.node.admin.topics import Topics
 from chronik.node.apis import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_configs,
     alter_partition_reassignments,
     api_versions,
@@ -21,7 +23,9 @@ from chronik.node.apis import (
     describe_groups,
     describe_log_dirs,
     describe_producers,
+    describe_transactions,
     elect_leaders,
+    end_txn,
     fetch,
     find_coordinator,
     heartbeat,
@@ -32,6 +36,7 @@ from chronik.node.apis import (
     list_groups,
     list_offsets,
     list_partition_reassignments,
+    list_transactions,
     metadata,
     offset_commit,
     offset_delete,
@@ -41,8 +46,11 @@ from chronik.node.apis import (
     sync_group,
     transactions,
     unregister_broker,
+    write_txn_markers,
 )
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.coordinators.markers import MarkerWriter
+from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.membership.controller_service import ControllerService
@@ -69,13 +77,14 @@ class ApiServices:
     producer_ids: ProducerIds
     host: PartitionHost
     groups: GroupService
+    transactions: TransactionService
+    marker_writer: MarkerWriter
     topics: Topics
     forwarding: Forwarding
     server: Server
     deadlines: Deadlines
     fetch_sessions: FetchSessions
-    verifier: Verifier | None
-    """Verifies transactional batches; None on a node without transaction coordinators."""
+    verifier: Verifier
 
 
 COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
@@ -83,12 +92,20 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
         metadata.API,
         lambda node: partial(
             metadata.handle,
-            metadata.Services(node.runtime.config, node.metadata, node.departures, node.topics, node.groups, node.host),
+            metadata.Services(
+                node.runtime.config,
+                node.metadata,
+                node.departures,
+                node.topics,
+                node.groups,
+                node.transactions,
+                node.host,
+            ),
         ),
     ),
     (offset_commit.API, lambda node: partial(offset_commit.handle, node.groups, node.metadata)),
     (offset_fetch.API, lambda node: partial(offset_fetch.handle, node.groups, node.metadata)),
-    (find_coordinator.API, lambda node: partial(find_coordinator.handle, node.groups)),
+    (find_coordinator.API, lambda node: partial(find_coordinator.handle, node.groups, node.transactions)),
     (join_group.API, lambda node: partial(join_group.handle, node.groups, node.runtime.log.bind(component="groups"))),
     (heartbeat.API, lambda node: partial(heartbeat.handle, node.groups)),
     (leave_group.API, lambda node: partial(leave_group.handle, node.groups, node.runtime.log.bind(component="groups"))),
@@ -99,8 +116,12 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (create_topics.API, lambda node: partial(create_topics.handle, node.runtime, node.metadata, node.topics)),
     (delete_topics.API, lambda node: partial(delete_topics.handle, node.runtime, node.metadata, node.host)),
     (delete_records.API, lambda node: partial(delete_records.handle, node.runtime, node.host)),
-    (init_producer_id.API, lambda node: partial(init_producer_id.handle, node.producer_ids)),
+    (init_producer_id.API, lambda node: partial(init_producer_id.handle, node.producer_ids, node.transactions)),
     (offset_for_leader_epoch.API, lambda node: partial(offset_for_leader_epoch.handle, node.host)),
+    (add_partitions_to_txn.API, lambda node: partial(add_partitions_to_txn.handle, node.transactions)),
+    (add_offsets_to_txn.API, lambda node: partial(add_offsets_to_txn.handle, node.transactions, node.groups)),
+    (end_txn.API, lambda node: partial(end_txn.handle, node.transactions)),
+    (write_txn_markers.API, lambda node: partial(write_txn_markers.handle, node.marker_writer)),
     (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime.config, node.metadata)),
     (alter_configs.API, lambda node: partial(alter_configs.handle, node.runtime, node.metadata, node.host)),
     (describe_log_dirs.API, lambda node: partial(describe_log_dirs.handle, node.runtime, node.metadata, node.host)),
@@ -120,6 +141,8 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (describe_cluster.API, lambda node: partial(describe_cluster.handle, node.metadata)),
     (describe_producers.API, lambda node: partial(describe_producers.handle, node.host)),
     (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),
+    (describe_transactions.API, lambda node: partial(describe_transactions.handle, node.transactions)),
+    (list_transactions.API, lambda node: partial(list_transactions.handle, node.runtime, node.transactions)),
 )
 """The cold APIs, and the services that each handler receives. `make_handlers` adds the others."""
 

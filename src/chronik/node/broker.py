@@ -14,6 +14,9 @@ from chronik.node.age_clock import AgeClock
 from chronik.node.api_table import ApiServices, make_handlers
 from chronik.node.config import ConfigError
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.coordinators.markers import MarkerWriter
+from chronik.node.coordinators.transaction_service import TransactionService
+from chronik.node.coordinators.transactions import Transactions
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.membership.cluster_member import Addresses, ClusterMember, StoredMetadata, load_metadata
@@ -130,10 +133,25 @@ class Broker:
         self.groups = GroupService(
             runtime, self.metadata, self.host, self.topics, member.lease_is_valid, self.age_clock
         )
-        self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
-        self.verifier = self._make_verifier()
-        self.departures = Departures(runtime, self.metadata, member.peers.status)
         self.producer_ids = ProducerIds(member.client, self.node_id)
+        self.marker_writer = MarkerWriter(runtime, self.host, self.groups.is_loaded, self.groups.transaction_ended)
+        self.transactions = TransactionService(
+            runtime,
+            self.metadata,
+            self.host,
+            self.topics,
+            member.lease_is_valid,
+            self.age_clock,
+            member.peers,
+            self.marker_writer,
+            self.producer_ids.next,
+        )
+        self.transaction_coordinators = Transactions(
+            runtime, self.metadata, member.peers, self.transactions, self.groups.partition_of
+        )
+        self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
+        self.verifier = Verifier(runtime, self.transaction_coordinators)
+        self.departures = Departures(runtime, self.metadata, member.peers.status)
         self.watermarks = WatermarkWatch(runtime, self.host.partitions)
         self._housekeeping = Housekeeping(runtime, self.host, self.age_clock.now_ms)
         self._scrubber = Scrubber(runtime, self.host, self.healing)
@@ -148,6 +166,8 @@ class Broker:
                 producer_ids=self.producer_ids,
                 host=self.host,
                 groups=self.groups,
+                transactions=self.transactions,
+                marker_writer=self.marker_writer,
                 topics=self.topics,
                 forwarding=self.forwarding,
                 server=self.server,
@@ -159,10 +179,6 @@ class Broker:
         self._envelopes.serve(self.handlers)
         self._peer_apis = PeerApis(held.internal_server, member, self._envelopes, log)
         self._closers: list[Callable[[], Awaitable[None]]] = []
-
-    def _make_verifier(self) -> Verifier | None:
-        """Return None: this node has no transaction service, and refuses transactional ids."""
-        return None
 
     def _make_host(self, folder: DataFolder, incarnation: UUID) -> PartitionHost:
         # Lambdas, because `member` is created later: it needs the partitions, and they need it.
@@ -203,12 +219,16 @@ class Broker:
         host.reports.start()
         self.internal_server.has_opened_logs = True
         self._closers.append(self._close_server)
-        metadata.subscribe(self.groups.topic.metadata_changed)
+        metadata.subscribe(self.groups.metadata_changed)
         # Stopped before the connections close, because members waiting in a rebalance would delay that.
         self._closers.append(self.groups.stop)
         await self.groups.start()
+        metadata.subscribe(self.transactions.metadata_changed)
+        self._closers.append(self.transactions.stop)
+        await self.transactions.start()
         self.metrics.partitions = host.gauges
         self.metrics.groups = self.groups.lag_gauges
+        self.metrics.transactions = self.transactions.gauges
         self.metrics.watermark_age_s = self.watermarks.monitor.age_s
         for service in (self.watermarks, self._housekeeping, self._scrubber):
             service.start()
@@ -270,8 +290,7 @@ class Broker:
 
     async def _close_server(self) -> None:
         await self.server.close(self.config.shutdown_timeout_ms / 1000)
-        if self.verifier is not None:
-            await self.verifier.close()
+        await self.verifier.close()
         self.deadlines.close()
 
     # -- state ---------------------------------------------------------------------------------------------------------

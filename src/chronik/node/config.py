@@ -95,6 +95,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     offsets_topic_partitions: int = 16
     offsets_retention_minutes: int = 7 * 24 * 60
+    transaction_state_topic_partitions: int = 50
+    transaction_max_timeout_ms: int = 900_000
+    transactional_id_expiration_ms: int = 7 * 24 * 3_600_000
     group_initial_rebalance_delay_ms: int = 100
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
@@ -279,6 +282,9 @@ _AT_LEAST_ONE = (
     "default_replication_factor",
     "offsets_topic_partitions",
     "offsets_retention_minutes",
+    "transaction_state_topic_partitions",
+    "transaction_max_timeout_ms",
+    "transactional_id_expiration_ms",
     "group_max_size",
     "connections_max",
     "frame_bytes_max",

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
-from chronik.metadata.image import OFFSETS_TOPIC, TRACES_TOPIC, ClusterImage, encode_image
+from chronik.metadata.image import OFFSETS_TOPIC, TRACES_TOPIC, TRANSACTIONS_TOPIC, ClusterImage, encode_image
 from chronik.metadata.restoration import FoundLog
 from chronik.node import trace_topic
-from chronik.node.coordinators.offsets_topic import OFFSETS_TOPIC_CONFIGS
+from chronik.node.coordinators.coordinator_topic import COORDINATOR_TOPIC_CONFIGS
 from chronik.node.membership.cluster_member import FOUNDERS_LARGE, FOUNDERS_SMALL, STORE_NAME
 from chronik.node.membership.metadata_mark import MARK_NAME
 from chronik.node.membership.raft_store import FIRST, SqliteRaftStore
@@ -21,7 +21,8 @@ from chronik.storage.folder import LOGS_NAME, DataFolder
 from chronik.storage.recovery import LogSurvey, survey_log
 
 OWN_CONFIGS: Mapping[str, Mapping[str, str]] = {
-    OFFSETS_TOPIC: OFFSETS_TOPIC_CONFIGS,
+    OFFSETS_TOPIC: COORDINATOR_TOPIC_CONFIGS,
+    TRANSACTIONS_TOPIC: COORDINATOR_TOPIC_CONFIGS,
     TRACES_TOPIC: trace_topic.CONFIGS,
 }
 """The configs of the internal topics."""

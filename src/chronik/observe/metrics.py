@@ -72,6 +72,14 @@ class GroupLag(NamedTuple):
     lag: int
 
 
+class TransactionGauges(NamedTuple):
+    """The transactions that a node coordinates."""
+
+    open_count: int = 0
+    longest_open_s: float = 0.0
+    unwritten_markers: int = 0
+
+
 class ApiMetrics:
     """Request metrics of one API. Owned by the loop."""
 
@@ -86,7 +94,7 @@ class ApiMetrics:
 class Metrics:
     """All counters of one node. Owned by the node's loop, which also scrapes it.
 
-    The node sets `partitions`, `groups` and `watermark_age_s`: callables that return the current gauges.
+    The node sets `partitions`, `groups`, `transactions` and `watermark_age_s`: callables that return current gauges.
     """
 
     def __init__(self) -> None:
@@ -97,6 +105,9 @@ class Metrics:
         self.watermark_updates = 0
         self.traces_dropped = 0
         self.group_rebalances = 0
+        self.transactions_committed = 0
+        self.transactions_aborted = {"client": 0, "timeout": 0, "fenced": 0}
+        """By cause."""
         self.connections = 0
         self.connections_refused = 0
         self.malformed_requests = 0
@@ -114,6 +125,7 @@ class Metrics:
         self.watermark_propagation = Histogram()
         self.partitions: Callable[[], Iterable[PartitionGauges]] = tuple
         self.groups: Callable[[], Iterable[GroupLag]] = tuple
+        self.transactions: Callable[[], TransactionGauges] = TransactionGauges
         self.watermark_age_s: Callable[[str, int], float] = lambda topic, partition: 0.0
         for key in (ApiKey.PRODUCE, ApiKey.FETCH):  # scrapes show these before the node registers its APIs
             self.api(key)
@@ -225,12 +237,28 @@ class Metrics:
             ("chronik_not_leader", "Partitions answered with NOT_LEADER_OR_FOLLOWER.", self.not_leader),
             ("chronik_watermark_updates", "Times a high watermark rose.", self.watermark_updates),
             ("chronik_group_rebalances", "Rebalances of groups coordinated here.", self.group_rebalances),
+            (
+                "chronik_transactions_committed",
+                "Transactions coordinated here that were committed.",
+                self.transactions_committed,
+            ),
             ("chronik_traces_dropped", "Traces that were lost before they reached their topic.", self.traces_dropped),
             ("chronik_scrubbed_bytes", "Bytes of closed segments that the scrubber re-read.", self.scrubbed_bytes),
             ("chronik_scrub_passes", "Times the scrubber has read all closed segments.", self.scrub_passes),
             ("chronik_replicas_healed", "Damaged replicas that are whole and in sync again.", self.replicas_healed),
         ):
             yield CounterMetricFamily(name, text, value=count)
+        aborted = CounterMetricFamily(
+            "chronik_transactions_aborted", "Transactions coordinated here that were aborted.", labels=["cause"]
+        )
+        yield _filled(aborted, (([cause], count) for cause, count in self.transactions_aborted.items()))
+        transactions = self.transactions()
+        for name, text, value in (
+            ("chronik_open_transactions", "Open transactions coordinated here.", transactions.open_count),
+            ("chronik_longest_transaction_seconds", "Age of the oldest of them.", transactions.longest_open_s),
+            ("chronik_unwritten_markers", "Markers that a leader has not written yet.", transactions.unwritten_markers),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
         damages = CounterMetricFamily(
             "chronik_damages_found", "Damages found in logs of this node, by how they were found.", labels=["how"]
         )

@@ -38,4 +38,11 @@ class Ended:
     open_ms: int
 
 
-Action: TypeAlias = Reply | Append | WriteMarkers | Ended
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """No transition of this id is pending: a request that got CONCURRENT_TRANSACTIONS may be repeated now."""
+
+    transactional_id: str
+
+
+Action: TypeAlias = Reply | Append | WriteMarkers | Ended | Settled

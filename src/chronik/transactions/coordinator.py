@@ -2,21 +2,21 @@
 
 coordinator = TransactionCoordinator(settings)
 coordinator.partition_count = 50
-actions = coordinator.finish_loading(3, at)         # after start_loading and replay
+unreadable_count, actions = coordinator.finish_loading(3, leader_epoch, at)     # after start_loading and replay
 actions = coordinator.init_producer(request, token, at)
 actions = coordinator.appended(append.token, ErrorCode.none, at)
-actions = coordinator.marker_written("payments", 7, ("orders", 0), at)
+actions = coordinator.marker_written("payments", producer, ("orders", 0), at)
 actions = coordinator.tick(at)                      # not later than next_deadline_ms()
 """
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from chronik.groups.records import group_partition
 from chronik.groups.step import Append, Moment, Reply
-from chronik.transactions.actions import Action, Cause, Ended, WriteMarkers
+from chronik.transactions.actions import Action, Cause, Ended, Settled, WriteMarkers
 from chronik.transactions.records import UnreadableRecord, read_key, read_value, write_key, write_value
 from chronik.transactions.transaction import (
     EPOCH_BUMP_VERSION,
@@ -109,6 +109,39 @@ class _Write(NamedTuple):
     done: Callable[[ErrorCode, list[Action], Moment], None]
 
 
+class _Replay:
+    """The records of a partition that loads: the latest value of every id read so far.
+
+    Values are parsed only at the end: most of them are replaced by a later value before that.
+    """
+
+    __slots__ = ("_latest", "unreadable_count")
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, bytes] = {}
+        self.unreadable_count = 0
+
+    def read(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        latest = self._latest
+        for key, value in records:
+            if key is None:
+                self.unreadable_count += 1
+            elif value is None:
+                latest.pop(key, None)
+            else:
+                latest[key] = value
+
+    def latest(self) -> Iterator[tuple[str, TransactionMetadata]]:
+        for key, value in self._latest.items():
+            try:
+                transactional_id = read_key(key)
+                if transactional_id is not None:
+                    yield transactional_id, read_value(value)
+            except UnreadableRecord:
+                # No coordinator can have written it; the other ids must still load.
+                self.unreadable_count += 1
+
+
 class TransactionCoordinator:
     """The transactional ids of every loaded partition.
 
@@ -124,7 +157,7 @@ class TransactionCoordinator:
         self._ids: dict[str, _Transactional] = {}
         self._epochs: dict[int, int] = {}
         """The leader epoch of each loaded partition."""
-        self._loading: dict[int, dict[str, TransactionMetadata]] = {}
+        self._loading: dict[int, _Replay] = {}
         self._writes: dict[int, _Write] = {}
         self._token = 0
         self._timers: list[tuple[int, int, str]] = []
@@ -134,30 +167,21 @@ class TransactionCoordinator:
 
     def start_loading(self, partition: int) -> None:
         """Start loading a partition that this node now leads. Its ids are unknown until `finish_loading`."""
-        self._loading[partition] = {}
+        self._loading[partition] = _Replay()
 
-    def replay(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
-        """Read the next records of a loading partition, in log order; return the number of unreadable ones."""
-        found = self._loading[partition]
-        unreadable_count = 0
-        for key, value in records:
-            try:
-                transactional_id = read_key(key or b"")
-                if transactional_id is None:
-                    continue
-                if value is None:
-                    found.pop(transactional_id, None)
-                else:
-                    found[transactional_id] = read_value(value)
-            except UnreadableRecord:
-                unreadable_count += 1
-        return unreadable_count
+    def replay(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        """Read the next records of a loading partition, in log order."""
+        self._loading[partition].read(records)
 
-    def finish_loading(self, partition: int, leader_epoch: int, at: Moment) -> list[Action]:
-        """Add the partition's ids, resume their timeouts, and finish the transactions that were prepared."""
+    def finish_loading(self, partition: int, leader_epoch: int, at: Moment) -> tuple[int, list[Action]]:
+        """Add the partition's ids, resume their timeouts, and finish the transactions that were prepared.
+
+        Also return the number of unreadable records.
+        """
         self._epochs[partition] = leader_epoch
         actions: list[Action] = []
-        for transactional_id, metadata in self._loading.pop(partition).items():
+        replay = self._loading.pop(partition)
+        for transactional_id, metadata in replay.latest():
             loaded = self._ids[transactional_id] = _Transactional(transactional_id, partition, metadata)
             if metadata.state is TransactionState.ONGOING:
                 # The wall clock may have jumped: no transaction lives longer than its timeout from here.
@@ -165,16 +189,15 @@ class TransactionCoordinator:
                 self._set_deadline(loaded, at.now_ms + metadata.timeout_ms - open_ms)
             elif metadata.state.is_prepared:
                 self._write_markers(loaded, actions, at)
-        return actions
+        return replay.unreadable_count, actions
 
-    def unload(self, partition: int) -> list[Action]:
+    def unload(self, partition: int, at: Moment) -> list[Action]:
         """Drop the ids of a partition that another node now leads; waiting clients get NOT_COORDINATOR."""
         self._loading.pop(partition, None)
         self._epochs.pop(partition, None)
         for transactional_id in [each.id for each in self._ids.values() if each.partition == partition]:
             del self._ids[transactional_id]
         actions: list[Action] = []
-        at = Moment(0, 0)
         for token in [token for token, write in self._writes.items() if write.transactional.partition == partition]:
             self._writes.pop(token).done(ErrorCode.not_coordinator, actions, at)
         return actions
@@ -422,14 +445,6 @@ class TransactionCoordinator:
         may_be_empty = request.client_version >= EPOCH_BUMP_VERSION and not request.is_commit
         return ErrorCode.none if may_be_empty else ErrorCode.invalid_txn_state, False
 
-    def abort_open(self, transactional_id: str, at: Moment) -> list[Action]:
-        """Abort an open transaction as if its timeout had passed; for administrators."""
-        known = self._ids.get(transactional_id)
-        actions: list[Action] = []
-        if known is not None and known.pending is None and known.current.state is TransactionState.ONGOING:
-            self._abort(known, known.current.fenced(at.wall_ms), "fenced", actions, None)
-        return actions
-
     def _abort(
         self,
         known: _Transactional,
@@ -503,11 +518,14 @@ class TransactionCoordinator:
     # -- queries -------------------------------------------------------------------------------------------------------
 
     def describe(self, transactional_id: str) -> tuple[ErrorCode, TransactionMetadata | None]:
+        """Return the state of one id. The partitions of a prepared transaction are those without a marker."""
         error = self._check(transactional_id)
         known = self._ids.get(transactional_id)
         if error is ErrorCode.none and (known is None or known.current.producer_epoch == NO_EPOCH):
             return ErrorCode.transactional_id_not_found, None
-        return error, None if known is None else known.current
+        if known is None or not known.current.state.is_prepared:
+            return error, None if known is None else known.current
+        return error, replace(known.current, partitions=frozenset(known.unmarked))
 
     def transactions(self) -> Iterator[tuple[str, TransactionMetadata]]:
         """Yield every transactional id with its state."""
@@ -549,6 +567,8 @@ class TransactionCoordinator:
         elif known.current.producer_epoch == NO_EPOCH:
             self._ids.pop(known.id, None)
         write.done(_refusal(error), actions, at)
+        if known.pending is None and not known.current.state.is_prepared:
+            actions.append(Settled(known.id))
         return actions
 
     def _set_deadline(self, known: _Transactional, deadline_ms: int) -> None:

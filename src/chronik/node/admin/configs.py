@@ -154,6 +154,9 @@ def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
         "offsets.topic.num.partitions": config.offsets_topic_partitions,
         "producer.id.expiration.ms": config.producer_id_expiration_ms,
         "socket.request.max.bytes": config.frame_bytes_max,
+        "transaction.max.timeout.ms": config.transaction_max_timeout_ms,
+        "transaction.state.log.num.partitions": config.transaction_state_topic_partitions,
+        "transactional.id.expiration.ms": config.transactional_id_expiration_ms,
     }
     return {name: as_text(value) for name, value in values.items()}
 

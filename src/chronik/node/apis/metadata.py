@@ -13,11 +13,12 @@ Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline
 
 from typing import Any, NamedTuple
 
-from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage, TopicImage, check_topic_name
+from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, ClusterImage, TopicImage, check_topic_name
 from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS, find_topic
 from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
@@ -34,6 +35,7 @@ class Services(NamedTuple):
     departures: Departures
     topics: Topics
     groups: GroupService
+    transactions: TransactionService
     host: PartitionHost
 
 
@@ -88,11 +90,13 @@ async def _find(node: Services, entry: Any, may_create: bool) -> Values:
 async def _create(node: Services, name: str) -> TopicImage:
     """Create a topic with the node's defaults, unless another client has just created it.
 
-    This includes the offsets topic, which lag tools request before any group exists.
+    This includes the topics of coordinators: lag tools request the offsets topic before any group exists.
     """
     try:
         if name == OFFSETS_TOPIC:
             await node.groups.topic.ensure_exists()
+        elif name == TRANSACTIONS_TOPIC:
+            await node.transactions.topic.ensure_exists()
         else:
             await node.topics.create(name)
     except KafkaError as error:

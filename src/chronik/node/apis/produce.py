@@ -28,7 +28,6 @@ from functools import partial
 from uuid import UUID
 
 from chronik.metadata.image import TopicImage
-from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
 from chronik.node.forwarding.forwarding import FORWARDED_VERSION, ForwardedBatch, ForwardedRequest, Forwarding
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition import Appended, Partition, Waiter
@@ -78,8 +77,7 @@ class Services:
     host: PartitionHost
     forwarding: Forwarding
     deadlines: Deadlines
-    verifier: Verifier | None
-    """None on a node without transaction coordinators, which refuses transactional ids."""
+    verifier: Verifier
     verifying: HeldBytes
 
 
@@ -93,8 +91,6 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     if produce.transactional_id is not None:
         adds = request.api_version >= ADDS_PARTITIONS_FROM_VERSION
         transaction = ProducedTransaction(produce.transactional_id, adds)
-        if node.verifier is None:
-            refused = KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
     now_ms = node.runtime.env.wall_ms()
     pending = PendingProduce(node, request, reply, acks, produce.timeout_ms, transaction, [], [])
     for topic in produce.topics:
@@ -241,8 +237,8 @@ class PendingProduce:
     ) -> None:
         """Append the batch after the coordinator has confirmed its transaction. Raises if it surely will not."""
         node, request, topic = self._node, self._request, partition.topic
-        verifier, transaction = node.verifier, self._transaction
-        if verifier is None or transaction is None:
+        transaction = self._transaction
+        if transaction is None:
             raise unverified
         # A copy: the connection reuses its buffer.
         copied = memoryview(bytearray(records))
@@ -262,7 +258,7 @@ class PendingProduce:
             except Exception:
                 waiter(self.unexpected(response, topic))
 
-        verifier.verify(partition, unverified.header, transaction, resume)
+        node.verifier.verify(partition, unverified.header, transaction, resume)
         node.verifying.add(request.connection, len(copied))
         if answer is not None:
             waiter = answer

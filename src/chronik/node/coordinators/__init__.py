@@ -1,1 +1,1 @@
-"""Coordinators that store their state in an internal topic: consumer groups."""
+"""Coordinators that store their state in an internal topic: consumer groups and transactions."""

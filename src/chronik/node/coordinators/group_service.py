@@ -1,28 +1,19 @@
-"""Runs the group state machine on the node's loop: requests, replies, timers and the lease.
-
-The state machine (`chronik.groups`) owns all rules, and `OffsetsTopic` stores its state. This module only has the
-futures of the waiting requests and the timers.
-
-A coordinator needs a lease. This node answers for a group only while it leads the group's partition with a valid lease.
-The lease is checked when the response is sent (`_authority`); otherwise clients get NOT_COORDINATOR and look for the
-coordinator elsewhere. The groups' clock stops without a lease: members that could not reach their coordinator keep
-their membership if it is still their coordinator when the lease is renewed.
-"""
+"""The groups of this node: the state machine of `chronik.groups`, stored in `__consumer_offsets`."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.records import CommittedOffset, TopicPartition
-from chronik.groups.step import Action, Append, GroupSettings, Moment, Rebalanced, Reply
-from chronik.metadata.image import OFFSETS_TOPIC, BrokerImage
+from chronik.groups.step import Action, GroupSettings, Moment, Rebalanced
+from chronik.metadata.events import Event, TopicDeleted
+from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
-from chronik.node.coordinators.offsets_topic import OffsetsTopic
+from chronik.node.coordinators.service import CoordinatorService
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
@@ -30,17 +21,11 @@ from chronik.node.serving.api import Values
 from chronik.observe.metrics import GroupLag
 from chronik.wire.errors import ErrorCode, KafkaError
 
-LEASE_CHECK_S = 0.25
-"""How soon after the lease ends the waiting requests are answered."""
 
-EXPIRY_INTERVAL_S = 600.0
+class GroupService(CoordinatorService[GroupCoordinator]):
+    """The groups of this node. Owned by the loop."""
 
-
-class GroupService:
-    """The groups of this node. Owned by the loop.
-
-    Invariant: `_replies` has the future of each request that the coordinator has not answered yet, by token.
-    """
+    invalid_key = ErrorCode.invalid_group_id
 
     def __init__(
         self,
@@ -59,79 +44,37 @@ class GroupService:
             members_max=config.group_max_size,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
         )
-        self._runtime = runtime
-        self._metadata = metadata
-        self._host = host
-        self._lease_is_valid = lease_is_valid
-        self._age_clock = age_clock
-        self._loop = runtime.loop
-        self._log = runtime.log.bind(component="groups")
-        self._coordinator = GroupCoordinator(settings, runtime.env.new_uuid)
-        self.topic = OffsetsTopic(runtime, metadata, host, topics, self._coordinator, self._now, self._run)
-        self._token = 0
-        self._replies: dict[int, asyncio.Future[Values]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms: int | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self._lease_check: asyncio.TimerHandle | None = None
-        self._leased_s = self._loop.time()
-        """When the lease was last seen to be valid."""
-        self._without_lease_s = 0.0
-        """The total time without a lease, which the groups' clock excludes."""
-        self._is_suspended = False
-        """Whether the lease has ended and its renewal has not been seen yet."""
-        self._is_stopped = False
+        coordinator = GroupCoordinator(settings, runtime.env.new_uuid)
+        count = config.offsets_topic_partitions
+        super().__init__(
+            OFFSETS_TOPIC, count, "groups", coordinator, runtime, metadata, host, topics, lease_is_valid, age_clock
+        )
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------------
+    def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        """Remove the offsets of deleted topics, and move coordinators with their partitions."""
+        for event in events:
+            if isinstance(event, TopicDeleted) and event.topic.name != OFFSETS_TOPIC and not self._is_stopped:
+                self._run(self._coordinator.topics_deleted((event.topic.name,), self._now()))
+        super().metadata_changed(image, events)
 
-    async def start(self) -> None:
-        """Load the groups that this node coordinates, if the offsets topic exists."""
-        await self.topic.take_over()
-        self._expiry = self._loop.call_later(EXPIRY_INTERVAL_S, self._expire)
-        self._check_lease()
+    def finish_loading(self, partition: int, leader_epoch: int) -> int:
+        unreadable_count = self._coordinator.finish_loading(partition, self._now())
+        self._forget_deleted_topics()
+        return unreadable_count
 
-    async def stop(self) -> None:
-        """Wait for running appends, then fail the waiting requests so that clients look elsewhere. Idempotent."""
-        if self._is_stopped:
-            return
-        self._is_stopped = True
-        for timer in (self._timer, self._expiry, self._lease_check):
-            if timer is not None:
-                timer.cancel()
-        await self.topic.stop()
-
-    # -- the lease -----------------------------------------------------------------------------------------------------
-
-    def _authority(self, group_id: str) -> GroupCoordinator:
-        """Return the coordinator if it may answer for the group now; raise NOT_COORDINATOR otherwise."""
-        index = self._coordinator.partition_of(group_id)
-        if index is not None:
-            partition = self._host.partitions.get((OFFSETS_TOPIC, index))
-            if partition is None or not partition.leads:
-                raise KafkaError(ErrorCode.not_coordinator, f"{OFFSETS_TOPIC}-{index} is not led here under a lease")
-            if self._is_suspended:
-                self._resume()
-        return self._coordinator
-
-    def _check_lease(self) -> None:
-        self._lease_check = self._loop.call_later(LEASE_CHECK_S, self._check_lease)
-        if not self._lease_is_valid():
-            self._suspend()
-        elif self._is_suspended:
-            self._resume()
-        self._now()
+    def _forget_deleted_topics(self) -> None:
+        """Remove the offsets of topics that were deleted while this node could not do so."""
+        topics = self._metadata.image.topics
+        deleted = [topic for topic in self._coordinator.committed_topics() if topic not in topics]
+        self._run(self._coordinator.topics_deleted(deleted, self._now()) if deleted else [])
 
     def _resume(self) -> None:
-        self._is_suspended = False
-        self._without_lease_s += self._loop.time() - self._leased_s
+        super()._resume()
         # Without a lease, the offsets of deleted topics could not be removed from the log.
-        self.topic.forget_deleted_topics()
+        self._forget_deleted_topics()
 
-    def _suspend(self) -> None:
-        """The lease has ended: make waiting requests look for another coordinator, and expire no session."""
-        if not self._is_suspended:
-            self._is_suspended = True
-            self._run(self._coordinator.refuse_waiting(self._now()))
+    def _refuse_waiting(self) -> None:
+        self._run(self._coordinator.refuse_waiting(self._now()))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -187,20 +130,8 @@ class GroupService:
             raise KafkaError(ErrorCode.coordinator_load_in_progress, "groups are being loaded")
         return self._coordinator.groups()
 
-    async def coordinator_of(self, group_id: str) -> BrokerImage:
-        """Return the broker that coordinates a group: the leader of its partition. This node needs a valid lease."""
-        await self.topic.ensure_exists()
-        if not self._lease_is_valid():
-            raise KafkaError(ErrorCode.coordinator_not_available, "this node has lost contact with the controller")
-        index = self._coordinator.partition_of(group_id)
-        if index is None and self._coordinator.partition_count:
-            raise KafkaError(ErrorCode.invalid_group_id, f"a name of {len(group_id)} characters is too long")
-        image = self._metadata.image
-        partition = None if index is None else image.partition(OFFSETS_TOPIC, index)
-        leader = None if partition is None else image.brokers.get(partition.leader)
-        if leader is None:
-            raise KafkaError(ErrorCode.coordinator_not_available, "the group's partition has no leader")
-        return leader
+    def transaction_ended(self, partition: int, producer_id: int, epoch: int, is_commit: bool) -> None:
+        """Apply a marker that is committed in a partition of the offsets topic. So far no offsets are transactional."""
 
     def lag_gauges(self) -> Iterator[GroupLag]:
         if not self._lease_is_valid():
@@ -212,62 +143,15 @@ class GroupService:
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
-    async def _submit(self, group_id: str, start: Callable[[int, Moment], list[Action]]) -> Values:
-        self._authority(group_id)
-        self._token += 1
-        reply: asyncio.Future[Values] = self._loop.create_future()
-        self._replies[self._token] = reply
-        self._run(start(self._token, self._now()))
-        values = await reply
-        # The lease may have ended while the request waited.
-        self._authority(group_id)
-        return values
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Rebalanced):
+            self._runtime.metrics.group_rebalances += 1
+            self._log.info(
+                "group_rebalanced",
+                group=action.group_id,
+                generation=action.generation,
+                members=action.member_count,
+            )
 
-    def _now(self) -> Moment:
-        """Return the time of the groups' clock, which stops without a lease."""
-        if not self._is_suspended and self._lease_is_valid():
-            self._leased_s = self._loop.time()
-        return Moment(int((self._leased_s - self._without_lease_s) * 1000), self._runtime.env.wall_ms())
-
-    def _run(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Reply(token=token, values=values):
-                    reply = self._replies.pop(token)
-                    # It is already done if its connection was closed, which cancels the wait.
-                    if not reply.done():
-                        reply.set_result(values)
-                case Append():
-                    self.topic.append(action)
-                case Rebalanced():
-                    self._runtime.metrics.group_rebalances += 1
-                    self._log.info(
-                        "group_rebalanced",
-                        group=action.group_id,
-                        generation=action.generation,
-                        members=action.member_count,
-                    )
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        """Set the single timer for all groups. It is only ever moved earlier, since an early tick is harmless."""
-        deadline_ms = self._coordinator.next_deadline_ms()
-        if deadline_ms is None or self._is_stopped or (self._timer_ms is not None and self._timer_ms <= deadline_ms):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ms = deadline_ms
-        # The next whole millisecond: `_now` rounds down, so an earlier timer would only be set again.
-        self._timer = self._loop.call_at((deadline_ms + 1) / 1000 + self._without_lease_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = self._timer_ms = None
-        if self._lease_is_valid() and not self._is_suspended:
-            self._run(self._coordinator.tick(self._now()))
-        else:
-            self._suspend()
-
-    def _expire(self) -> None:
-        self._expiry = self._loop.call_later(EXPIRY_INTERVAL_S, self._expire)
-        at = self._now()._replace(wall_ms=self._age_clock.now_ms())
-        self._run(self._coordinator.expire_offsets(at))
+    def _expired(self, at: Moment) -> Sequence[Action]:
+        return self._coordinator.expire_offsets(at)

@@ -32,9 +32,16 @@ FRAME_SLACK_BYTES = 1024 * 1024
 IDLE_S_MAX = 24 * 60 * 60.0
 """Long: peers may have little to send, and a batch sent while the connection is being closed has an unknown outcome."""
 
-NEEDS_LOGS = (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH)
+NEEDS_LOGS = (
+    ApiKey.PRODUCE,
+    ApiKey.FETCH,
+    ApiKey.LIST_OFFSETS,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.WRITE_TXN_MARKERS,
+)
 KAFKA_APIS = (*NEEDS_LOGS, ApiKey.API_VERSIONS)
-"""The Kafka APIs that peers use: forwarded batches, and the requests of replicas."""
+"""The Kafka APIs that peers use: forwarded batches, the requests of replicas, and those of transactions."""
 
 UNPROVEN_APIS = (InternalKey.HELLO, InternalKey.PROOF)
 UNPROVEN_MAX = 128

@@ -115,12 +115,13 @@ class Connection(asyncio.BufferedProtocol):
     Owned by the loop. Reading stops while a cold request runs (later requests on this connection must see its effect),
     while another caller holds it, while the peer does not read, and while too many requests are in flight.
 
-    If `is_ordered` is False, responses are sent as they become ready, for peers that match them by correlation id.
+    If `is_ordered` is False, cold requests overlap, and responses are sent as they become ready, for peers that match
+    them by correlation id.
     """
 
     def __init__(self, server: Listener, *, is_ordered: bool = True, requests_max: int | None = None) -> None:
         self._server = server
-        self._is_ordered = is_ordered
+        self.is_ordered = is_ordered
         self._requests_max = server.pipelined_requests_max if requests_max is None else requests_max
         self._transport: asyncio.Transport | None = None
         self._replies: deque[Reply] = deque()
@@ -370,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
                 done = replies.popleft()
                 if done.body is not None:
                     self._queue(done)
-        elif self._is_ordered:
+        elif self.is_ordered:
             return
         else:
             replies.remove(reply)

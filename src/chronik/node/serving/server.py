@@ -262,7 +262,8 @@ class Server:
         request.message = read_request(api_key, version, body)
         request.frame = NO_FRAME
         reply = self._expect(request, route)
-        connection.hold()
+        if connection.is_ordered:
+            connection.hold()
         self.spawn(self._run_cold(route.handler, request, reply, body))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -296,7 +297,8 @@ class Server:
             return
         self._metrics.bytes_out += len(answer)
         reply.send((answer,))
-        connection.release()
+        if connection.is_ordered:
+            connection.release()
 
 
 async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:

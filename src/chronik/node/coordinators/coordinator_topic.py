@@ -1,20 +1,20 @@
-"""The topic `__consumer_offsets`, which stores the groups: its creation, the loading of its partitions, and appends.
+"""An internal topic that stores a coordinator's state: its creation, the loading of its partitions, and appends.
 
-The leader of a partition coordinates the groups that hash to it.
+The leader of a partition coordinates the keys (groups, transactional ids) that hash to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
-from chronik.groups.coordinator import GroupCoordinator
-from chronik.groups.step import Action, Append, Moment
+from chronik.groups.step import Append
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
-from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
+from chronik.metadata.image import ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic
@@ -26,7 +26,7 @@ from chronik.observe.logging import Logger
 from chronik.wire.batch import check_batches, decode_batch, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
-OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
+COORDINATOR_TOPIC_CONFIGS: Mapping[str, str] = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
 """Small segments: only closed ones are compacted, and a new coordinator reads everything that compaction leaves."""
 
 LOAD_CHUNK_BYTES = 256 * 1024
@@ -34,10 +34,10 @@ LOAD_CHUNK_BYTES = 256 * 1024
 
 LOAD_RETRY_MIN_S = 0.05
 LOAD_RETRY_MAX_S = 1.0
-"""Retries start fast: after a failover the in-sync replicas return within milliseconds, and groups wait for them."""
+"""Retries start fast: after a failover the in-sync replicas return within milliseconds, and clients wait for them."""
 
 START_WAIT_S = 0.5
-"""Startup waits this long for groups to load. Groups that load longer answer COORDINATOR_LOAD_IN_PROGRESS."""
+"""Startup waits this long for partitions to load. Those that load longer answer COORDINATOR_LOAD_IN_PROGRESS."""
 
 STOP_WAIT_S = 5.0
 
@@ -49,24 +49,46 @@ APPEND_TIMEOUT_S = 5.0
 whether the batch will be committed, so the waiting requests get an error."""
 
 
+class Coordinator(Protocol):
+    """The service whose state the topic stores."""
+
+    partition_count: int
+    """The number of partitions of the topic; 0 until it exists."""
+
+    def is_loaded(self, partition: int) -> bool: ...
+
+    def start_loading(self, partition: int) -> None: ...
+
+    def replay(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        """Read the next records of a loading partition, in log order."""
+
+    def finish_loading(self, partition: int, leader_epoch: int) -> int:
+        """Serve the partition from now on; return the number of unreadable records."""
+
+    def unload(self, partition: int) -> None: ...
+
+    def appended(self, token: int, error: ErrorCode) -> None: ...
+
+
 @dataclass(eq=False)
-class OffsetsTopic:
-    """The offsets topic, as far as this node leads its partitions. Owned by the loop.
+class CoordinatorTopic:
+    """The topic, as far as this node leads its partitions. Owned by the loop.
 
     Invariants: the coordinator is notified of the appends of one partition in the order in which it requested them, and
     of none that it requested before the partition was last loaded. Loaded state was read in the leader epoch in which
     this node leads, so no other coordinator has written since.
     """
 
+    name: str
+    _partition_count: int
+    """The number of partitions if the topic is created now."""
+    _what: str
+    """What the topic stores: the log component, and the first word of its events."""
     _runtime: Runtime
     _metadata: MetadataLog
     _host: PartitionHost
     _topics: Topics
-    _coordinator: GroupCoordinator
-    _now: Callable[[], Moment]
-    """The groups' clock."""
-    _run: Callable[[list[Action]], None]
-    """Carries out the coordinator's actions."""
+    _coordinator: Coordinator
     _ready: asyncio.Task[None] | None = None
     _loads: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _appenders: dict[int, Appender] = field(default_factory=dict)
@@ -74,7 +96,7 @@ class OffsetsTopic:
 
     def __post_init__(self) -> None:
         self._loop = self._runtime.loop
-        self._log = self._runtime.log.bind(component="groups")
+        self._log = self._runtime.log.bind(component=self._what)
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
@@ -97,25 +119,24 @@ class OffsetsTopic:
         try:
             await asyncio.shield(self._get_ready())
         except (KafkaError, TimeoutError) as error:
-            raise KafkaError(ErrorCode.coordinator_not_available, f"no {OFFSETS_TOPIC}: {error}") from error
+            raise KafkaError(ErrorCode.coordinator_not_available, f"no {self.name}: {error}") from error
 
     def _get_ready(self) -> asyncio.Task[None]:
         """Return the single task that makes the topic ready; all callers share it."""
         task = self._ready
         if task is None:
-            task = self._ready = self._loop.create_task(self._create_and_take_over(), name="offsets-topic")
+            task = self._ready = self._loop.create_task(self._create_and_take_over(), name=f"create-{self.name}")
             task.add_done_callback(self._on_ready)
         return task
 
     def _on_ready(self, task: asyncio.Task[None]) -> None:
         self._ready = None
         if not task.cancelled() and task.exception() is not None:
-            self._log.warning("offsets_topic_not_ready", error=repr(task.exception()))
+            self._log.warning("coordinator_topic_not_ready", topic=self.name, error=repr(task.exception()))
 
     async def _create_and_take_over(self) -> None:
-        if self._metadata.image.topic(OFFSETS_TOPIC) is None:
-            partition_count = self._runtime.config.offsets_topic_partitions
-            new = NewTopic(OFFSETS_TOPIC, num_partitions=partition_count, configs=OFFSETS_TOPIC_CONFIGS)
+        if self._metadata.image.topic(self.name) is None:
+            new = NewTopic(self.name, num_partitions=self._partition_count, configs=dict(COORDINATOR_TOPIC_CONFIGS))
             try:
                 await self._topics.create(new, by_broker=True)
             except KafkaError as error:
@@ -126,7 +147,7 @@ class OffsetsTopic:
 
     async def take_over(self) -> None:
         """Load the partitions that this node leads, if the topic exists."""
-        topic = self._metadata.image.topic(OFFSETS_TOPIC)
+        topic = self._metadata.image.topic(self.name)
         if topic is None or self._is_stopped:
             return
         self._coordinator.partition_count = len(topic.partitions)
@@ -138,21 +159,19 @@ class OffsetsTopic:
             await asyncio.wait(list(self._loads.values()), timeout=START_WAIT_S)
 
     def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        """Remove the offsets of deleted topics, and move coordinators with their partitions."""
+        """Move coordinators with their partitions."""
         for event in events:
             if not self._is_stopped:
                 self._on_event(event)
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case TopicDeleted(topic=topic) if topic.name == OFFSETS_TOPIC:
+            case TopicDeleted(topic=topic) if topic.name == self.name:
                 self._unload_all()
                 self._coordinator.partition_count = 0
-            case TopicDeleted(topic=topic):
-                self._run(self._coordinator.topics_deleted((topic.name,), self._now()))
-            case TopicCreated(topic=topic) if topic.name == OFFSETS_TOPIC:
+            case TopicCreated(topic=topic) if topic.name == self.name:
                 self._get_ready()
-            case LeaderChanged(topic=name, partition=partition) if name == OFFSETS_TOPIC:
+            case LeaderChanged(topic=name, partition=partition) if name == self.name:
                 # On every new leader epoch: even if this node led before, another coordinator may have led since.
                 self._unload(partition.partition)
                 if partition.leader == self._runtime.node_id:
@@ -164,7 +183,7 @@ class OffsetsTopic:
         if partition in self._loads or self._coordinator.is_loaded(partition):
             return
         self._coordinator.start_loading(partition)
-        task = self._loop.create_task(self._load_until_done(partition), name=f"load-groups-{partition}")
+        task = self._loop.create_task(self._load_until_done(partition), name=f"load-{self._what}-{partition}")
         self._loads[partition] = task
 
     async def _load_until_done(self, partition: int) -> None:
@@ -179,28 +198,23 @@ class OffsetsTopic:
                 # Normal after a failover: too few replicas are in sync yet, or another node leads now.
                 if error.message != reported:
                     reported = error.message
-                    self._log.info("groups_load_waits", partition=partition, reason=reported)
+                    self._log.info(f"{self._what}_load_waits", partition=partition, reason=reported)
             except Exception as error:
-                self._log.exception("groups_load_failed", partition=partition, error=repr(error))
+                self._log.exception(f"{self._what}_load_failed", partition=partition, error=repr(error))
             self._coordinator.start_loading(partition)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOAD_RETRY_MAX_S)
         del self._loads[partition]
-        unreadable = self._coordinator.finish_loading(partition, self._now())
+        image = self._metadata.image.partition(self.name, partition)
+        # A later leader epoch would have cancelled this task.
+        unreadable = self._coordinator.finish_loading(partition, -1 if image is None else image.leader_epoch)
         if unreadable:
-            self._log.warning("groups_records_unreadable", partition=partition, count=unreadable)
-        self.forget_deleted_topics()
-
-    def forget_deleted_topics(self) -> None:
-        """Remove the offsets of topics that were deleted while this node could not do so."""
-        topics = self._metadata.image.topics
-        deleted = [topic for topic in self._coordinator.committed_topics() if topic not in topics]
-        self._run(self._coordinator.topics_deleted(deleted, self._now()) if deleted else [])
+            self._log.warning(f"{self._what}_records_unreadable", partition=partition, count=unreadable)
 
     async def _read_partition(self, index: int) -> None:
-        partition = self._host.partitions.get((OFFSETS_TOPIC, index))
+        partition = self._host.partitions.get((self.name, index))
         if partition is None:
-            raise KafkaError(ErrorCode.not_leader_or_follower, f"{OFFSETS_TOPIC}-{index} is not open here")
+            raise KafkaError(ErrorCode.not_leader_or_follower, f"{self.name}-{index} is not open here")
         # Only the coordinator writes here, and only after loading: nothing is missed beyond the current end.
         end_offset = partition.log_end_offset
         committed: asyncio.Future[None] = self._loop.create_future()
@@ -217,7 +231,7 @@ class OffsetsTopic:
             self._coordinator.replay(index, records)
             count += len(records)
         if count:
-            self._log.info("groups_loaded", partition=index, records=count)
+            self._log.info(f"{self._what}_loaded", partition=index, records=count)
 
     def _unload_all(self) -> None:
         for partition in range(self._coordinator.partition_count):
@@ -230,7 +244,7 @@ class OffsetsTopic:
         appender = self._appenders.pop(partition, None)
         if appender is not None:
             appender.close()
-        self._run(self._coordinator.unload(partition, self._now()))
+        self._coordinator.unload(partition)
 
     # -- appends -------------------------------------------------------------------------------------------------------
 
@@ -238,12 +252,17 @@ class OffsetsTopic:
         """Append to a partition after the earlier appends, and report the outcome to the coordinator."""
         appender = self._appenders.get(append.partition)
         if appender is None:
-            appender = Appender(self._runtime, self._host, append.partition, self._log, self._appended)
+            appender = Appender(
+                self.name,
+                append.partition,
+                self._what,
+                self._runtime,
+                self._host,
+                self._log,
+                self._coordinator.appended,
+            )
             self._appenders[append.partition] = appender
         appender.add(append)
-
-    def _appended(self, token: int, error: ErrorCode) -> None:
-        self._run(self._coordinator.appended(token, error, self._now()))
 
 
 @dataclass(eq=False)
@@ -253,9 +272,11 @@ class Appender:
     The number of waiting appends is bounded by the requests in flight, one for each connection.
     """
 
+    _topic: str
+    _partition: int
+    _what: str
     _runtime: Runtime
     _host: PartitionHost
-    _partition: int
     _log: Logger
     _appended: Callable[[int, ErrorCode], None]
     task: asyncio.Task[None] | None = None
@@ -265,7 +286,7 @@ class Appender:
     def add(self, append: Append) -> None:
         self._waiting.append(append)
         if self.task is None:
-            name = f"append-groups-{self._partition}"
+            name = f"append-{self._what}-{self._partition}"
             self.task = self._runtime.loop.create_task(self._write_all(), name=name)
 
     def close(self) -> None:
@@ -298,12 +319,12 @@ class Appender:
         wall_ms = self._runtime.env.wall_ms()
         batch = encode_batch([(key, value, [], wall_ms) for append in appends for key, value in append.records])
         try:
-            await self._host.append_internal(OFFSETS_TOPIC, self._partition, batch, APPEND_TIMEOUT_S)
+            await self._host.append_internal(self._topic, self._partition, batch, APPEND_TIMEOUT_S)
         except KafkaError as error:
-            self._log.warning("groups_append_failed", partition=self._partition, error=str(error))
+            self._log.warning(f"{self._what}_append_failed", partition=self._partition, error=str(error))
             return error.code
         except Exception as error:
-            self._log.exception("groups_append_failed", partition=self._partition, error=repr(error))
+            self._log.exception(f"{self._what}_append_failed", partition=self._partition, error=repr(error))
             return ErrorCode.unknown_server_error
         return ErrorCode.none
 
@@ -326,6 +347,6 @@ def _read(job: Callable[[], Buffer]) -> tuple[list[tuple[bytes | None, bytes | N
             if not header.is_control:
                 records += [(record.key, record.value) for record in decode_batch(batch)]
         except KafkaError:
-            # A record without a key is treated as unreadable: one damaged batch must not affect other groups.
+            # A record without a key is treated as unreadable: one damaged batch must not affect other keys.
             records.append((None, None))
     return None if next_offset is None else (records, next_offset)

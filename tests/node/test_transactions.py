@@ -1,0 +1,245 @@
+"""The transaction coordinator in a cluster: requests, markers on every leader, failover, verification by leaders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.node.cluster_harness import LocalNodes, until
+from tests.node.support_transactions import (
+    TransactionalClient,
+    coordinator_partition,
+    create_topic,
+    leader,
+    markers,
+)
+
+from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from chronik.node.broker import Broker
+from chronik.transactions.coordinator import ProducerIdAndEpoch
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+SETTINGS = {"transaction_state_topic_partitions": 3, "offsets_topic_partitions": 3}
+ID = "payments"
+PARTITIONS = [("orders", 0), ("orders", 1), ("orders", 2)]
+
+
+def has_markers(broker: Broker, index: int, expected: Sequence[tuple[int, int, bool, int]]) -> bool:
+    return markers(broker, "orders", index) == expected
+
+
+@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("commit", [True, False])
+async def test_end_of_a_transaction_writes_one_marker_to_each_partition(
+    tmp_path: Path, version: int, commit: bool
+) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        client = TransactionalClient(nodes, ID, version)
+        assert await client.init() is ErrorCode.none
+        first = client.producer
+        assert await client.add(*PARTITIONS) is ErrorCode.none
+        assert await client.end(commit=commit) is ErrorCode.none
+        described = await client.until_state("CompleteCommit" if commit else "CompleteAbort")
+        assert described.topics == ()
+        # Version 2 ends each transaction with a higher epoch, which its marker and the next transaction have.
+        assert client.producer.producer_epoch == first.producer_epoch + (version == 2)
+        coordinator = await client.coordinator()
+        image = coordinator.image.partition(*coordinator_partition(coordinator, ID))
+        assert image is not None
+        expected = (first.producer_id, client.producer.producer_epoch, commit, image.leader_epoch)
+        leaders = {broker.node_id for each in PARTITIONS if (broker := leader(nodes, *each)) is not None}
+        assert len(leaders) == 3, "the test needs markers to other nodes"
+        for _, index in PARTITIONS:
+            for broker in nodes.brokers.values():
+                await until(partial(has_markers, broker, index, [expected]))
+        assert await client.add(*PARTITIONS) is ErrorCode.none
+        assert (await client.describe()).transaction_state == "Ongoing"
+        client.close()
+
+
+async def test_new_coordinator_finishes_a_prepared_transaction_once_the_leaders_answer(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        client = TransactionalClient(nodes, ID)
+        await client.init()
+        first = client.producer
+        await client.add(*PARTITIONS)
+        coordinator = await client.coordinator()
+        # The coordinator dies between its answer and the markers.
+        coordinator.transactions._markers.send = lambda action: None  # type: ignore[method-assign]
+        assert await client.end() is ErrorCode.none
+        bumped = client.producer
+        assert (await client.describe()).transaction_state == "PrepareCommit"
+        await nodes.kill(coordinator)
+        described = await client.until_state("CompleteCommit")
+        assert ProducerIdAndEpoch(described.producer_id, described.producer_epoch) == bumped
+        for _, index in PARTITIONS:
+            broker = await until(partial(leader, nodes, "orders", index))
+            found = {each[:3] for each in markers(broker, "orders", index)}
+            assert found == {(first.producer_id, bumped.producer_epoch, True)}
+        assert await client.add(*PARTITIONS) is ErrorCode.none
+        client.close()
+
+
+async def test_open_transaction_survives_its_coordinator_and_is_aborted_at_its_timeout(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        client = TransactionalClient(nodes, ID)
+        await client.init(timeout_ms=4_000)
+        await client.add(*PARTITIONS)
+        await nodes.kill(await client.coordinator())
+        assert (await client.describe()).transaction_state == "Ongoing"
+        described = await client.until_state("CompleteAbort")
+        assert described.producer_epoch == client.producer.producer_epoch + 1, "the producer is fenced"
+        assert await client.end() is ErrorCode.producer_fenced
+        client.close()
+
+
+async def test_second_producer_aborts_the_open_transaction_and_fences_the_first(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        zombie, successor = TransactionalClient(nodes, ID), TransactionalClient(nodes, ID)
+        await zombie.init()
+        await zombie.add(*PARTITIONS)
+        assert await successor.init() is ErrorCode.none
+        assert successor.producer.producer_id == zombie.producer.producer_id
+        # One epoch for the abort, which no producer gets, and one for the successor.
+        assert successor.producer.producer_epoch == zombie.producer.producer_epoch + 2
+        broker = leader(nodes, "orders", 0)
+        assert broker is not None
+        (marker,) = markers(broker, "orders", 0)
+        assert marker[:3] == (*zombie.producer._replace(producer_epoch=zombie.producer.producer_epoch + 1), False)
+        assert await zombie.end() is ErrorCode.producer_fenced
+        assert await zombie.add(*PARTITIONS) is ErrorCode.producer_fenced
+        old = await zombie.call_once(ApiKey.ADD_PARTITIONS_TO_TXN, zombie.add_values(*PARTITIONS), at_most=1)
+        errors = {each.partition_error_code for each in old.results_by_topic_v3_and_below[0].results_by_partition}
+        assert errors == {ErrorCode.invalid_producer_epoch}, "the only such error that old clients know"
+        zombie.close()
+        successor.close()
+
+
+async def test_markers_wait_for_a_leader_and_are_not_needed_in_a_deleted_topic(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        await create_topic(nodes, "alone", 3, replicas=1)
+        client = TransactionalClient(nodes, ID)
+        await client.init()
+        coordinator = await client.coordinator()
+        index = next(
+            index for index in range(3) if (broker := leader(nodes, "alone", index)) and broker is not coordinator
+        )
+        other = leader(nodes, "alone", index)
+        assert other is not None
+        await client.add(("alone", index), *PARTITIONS)
+        await nodes.kill(other)
+        assert await client.end() is ErrorCode.none
+        described = await client.until_state("PrepareCommit")
+        await until(lambda: coordinator.transactions._markers.pending_count() == 1)
+        described = await client.describe()
+        assert [(topic.topic, topic.partitions) for topic in described.topics] == [("alone", (index,))]
+        admin = await nodes.client(next(iter(nodes.brokers.values())))
+        deleted = {"topics": [{"name": "alone", "topic_id": None}], "topic_names": ["alone"], "timeout": 10_000}
+        await admin.call(ApiKey.DELETE_TOPICS, deleted)
+        admin.close()
+        await client.until_state("CompleteCommit")
+        client.close()
+
+
+async def test_add_offsets_adds_the_partition_of_the_group(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        client = TransactionalClient(nodes, ID)
+        await client.init()
+        assert await client.add_offsets("readers") is ErrorCode.none
+        coordinator = await client.coordinator()
+        index = coordinator.groups.partition_of("readers")
+        assert index is not None
+        described = await client.describe()
+        assert [(topic.topic, topic.partitions) for topic in described.topics] == [(OFFSETS_TOPIC, (index,))]
+        ended: list[tuple[int, int, int, bool]] = []
+        for broker in nodes.brokers.values():
+            broker.marker_writer._offsets_ended = lambda *marker: ended.append(marker)
+        await client.end()
+        await client.until_state("CompleteCommit")
+        assert ended == [(index, *client.producer, True)], "the group's coordinator receives the marker once"
+        client.close()
+
+
+async def test_leaders_verify_with_a_coordinator_on_any_node(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        client = TransactionalClient(nodes, ID)
+        await client.init()
+        await client.add(("orders", 0))
+        both = [("orders", 0), ("orders", 1)]
+        for broker in nodes.brokers.values():
+            verify = broker.transaction_coordinators.verify
+            assert await verify(ID, *client.producer, both, False) == {
+                ("orders", 0): ErrorCode.none,
+                ("orders", 1): ErrorCode.transaction_abortable,
+            }
+            old = client.producer._replace(producer_epoch=client.producer.producer_epoch - 1)
+            assert set((await verify(ID, *old, both, False)).values()) == {ErrorCode.invalid_producer_epoch}
+            unknown = await verify("unknown", *client.producer, both, False)
+            assert set(unknown.values()) == {ErrorCode.invalid_producer_id_mapping}
+            at_once = await asyncio.gather(
+                *(verify(ID, *client.producer, [each], False) for each in both),
+                verify("unknown", *client.producer, both, False),
+            )
+            assert [list(each.values()) for each in at_once] == [
+                [ErrorCode.none],
+                [ErrorCode.transaction_abortable],
+                [ErrorCode.invalid_producer_id_mapping] * 2,
+            ]
+        for broker in nodes.brokers.values():
+            added = await broker.transaction_coordinators.verify(ID, *client.producer, both, True)
+            assert set(added.values()) == {ErrorCode.none}
+        (topic,) = (await client.describe()).topics
+        assert topic.partitions == (0, 1)
+        missing = await next(iter(nodes.brokers.values())).transaction_coordinators.verify(
+            ID, *client.producer, [("missing", 0)], True
+        )
+        assert missing == {("missing", 0): ErrorCode.unknown_topic_or_partition}
+        client.close()
+
+
+async def test_leader_that_cannot_reach_the_coordinator_gets_a_network_error(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        client = TransactionalClient(nodes, ID)
+        await client.init()
+        coordinator = await client.coordinator()
+        others = nodes.others(coordinator)
+        await nodes.kill(coordinator)
+        errors = {
+            error
+            for broker in others
+            for error in (
+                await broker.transaction_coordinators.verify(ID, *client.producer, [("orders", 0)], False)
+            ).values()
+        }
+        assert errors <= {ErrorCode.network_exception, ErrorCode.coordinator_not_available}
+        client.close()
+
+
+async def test_node_without_the_state_topic_answers_that_there_is_no_coordinator(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, 1, default_replication_factor=1) as nodes:
+        (broker,) = await nodes.start_all()
+        assert await broker.transaction_coordinators.verify(ID, 1, 0, [("orders", 0)], False) == {
+            ("orders", 0): ErrorCode.coordinator_not_available
+        }
+        client = TransactionalClient(nodes, ID)
+        assert await client.init() is ErrorCode.none
+        assert len(broker.image.require_topic(TRANSACTIONS_TOPIC).partitions) == 50
+        client.close()
