@@ -90,7 +90,8 @@ class Verifications:
 
     def check_order(self, header: BatchHeader, verified: Verification | None) -> None:
         """Raise UnverifiedBatch if earlier batches of the producer wait for a verification."""
-        if verified is None and header.producer_id in self._pending:
+        pending = self._pending.get(header.producer_id)
+        if verified is None and pending is not None and pending.epoch == header.producer_epoch:
             raise UnverifiedBatch(header)
 
     def check(
@@ -115,9 +116,11 @@ class Verifications:
             # Each transaction of version 2 has its own epoch, so its first batch in a partition has sequence 0.
             raise _out_of_order(header, 0)
 
-    def appended(self, producer_id: int) -> None:
-        """The transaction has begun in the log: batches that still wait may follow."""
-        self._pending.pop(producer_id, None)
+    def appended(self, header: BatchHeader) -> None:
+        """The batch is in the log, and its transaction open: batches that still wait may follow."""
+        pending = self._pending.get(header.producer_id)
+        if pending is not None and pending.epoch == header.producer_epoch:
+            del self._pending[header.producer_id]
 
     def ended(self, producer_id: int) -> None:
         """A marker was appended: an answer of the coordinator from before it proves nothing any more."""
