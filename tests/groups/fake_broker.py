@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
@@ -16,10 +16,12 @@ from uuid import UUID
 import msgspec
 from tests.support.handlers import handlers_of
 
+from chronik.groups.offsets import Producer
+from chronik.groups.records import TopicPartition, group_partition
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import Assignment, Command, CreateTopic, DeleteTopic, RegisterBroker
 from chronik.metadata.events import Event
-from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage, TopicImage
 from chronik.node.age_clock import AgeClock
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
@@ -27,7 +29,8 @@ from chronik.node.environment import Environment
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
 from chronik.node.runtime import Runtime
 from chronik.observe.logging import make_logger
-from chronik.wire.batch import encode_batch, read_batch_header, stamp
+from chronik.storage.producers import ProducerStates
+from chronik.wire.batch import encode_batch, encode_marker, read_batch_header, read_marker, stamp
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.messages import read_request, read_response, write_request, write_response
 
@@ -45,6 +48,8 @@ class MemoryLog:
     log_start_offset: int = 0
     log_end_offset: int = 0
     leads: bool = True
+    leader_epoch: int = 0
+    producers: ProducerStates = field(default_factory=lambda: ProducerStates(86_400_000))
 
     @property
     def high_watermark(self) -> int:
@@ -54,12 +59,20 @@ class MemoryLog:
     def log(self) -> MemoryLog:
         return self
 
-    def append(self, batch: bytes) -> int:
+    def append(self, data: bytes) -> int:
         base_offset = self.log_end_offset
-        stamped = bytearray(batch)
-        stamp(stamped, 0, base_offset, 0)
-        self.batches.append(bytes(stamped))
-        self.log_end_offset = read_batch_header(stamped).next_offset
+        view = memoryview(data)
+        while view:
+            header = read_batch_header(view)
+            stamped = bytearray(view[: header.size_bytes])
+            view = view[header.size_bytes :]
+            stamp(stamped, 0, self.log_end_offset, 0)
+            if header.is_control:
+                self.producers.end_transaction(header, read_marker(stamped), self.log_end_offset, 0)
+            elif header.producer_id >= 0:
+                self.producers.record(header, self.log_end_offset, 0)
+            self.batches.append(bytes(stamped))
+            self.log_end_offset = read_batch_header(stamped).next_offset
         return base_offset
 
     def when_committed(self, end_offset: int, waiter: Callable[[KafkaError | None], None]) -> None:
@@ -67,7 +80,30 @@ class MemoryLog:
 
     def read_job(self, offset: int, max_bytes: int, upto_offset: int) -> Callable[[], bytes]:
         wanted = [batch for batch in self.batches if read_batch_header(batch).next_offset > offset]
-        return lambda: wanted[0] if wanted else b""
+        return lambda: b"".join(wanted)
+
+
+class FakeTransactions:
+    """The coordinators of all transactions: each call gets the same answer, once it `may_answer`."""
+
+    def __init__(self) -> None:
+        self.answer = ErrorCode.none
+        self.calls: list[tuple[str, Producer, TopicPartition, bool]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+        adds: bool,
+    ) -> dict[TopicPartition, ErrorCode]:
+        producer = Producer(producer_id, producer_epoch)
+        self.calls += [(transactional_id, producer, partition, adds) for partition in partitions]
+        await self.may_answer.wait()
+        return dict.fromkeys(partitions, self.answer)
 
 
 class FakeMetadata:
@@ -110,13 +146,18 @@ class FakeBroker:
         self.has_lease = True
         self.hands_over: set[tuple[str, int]] = set()
         self.append_error: KafkaError | None = None
+        self.append_count = 0
         self.appends_allowed = asyncio.Event()
         self.appends_allowed.set()
+        self.commits_allowed = asyncio.Event()
+        """Until then, appends are in the log but not committed."""
+        self.commits_allowed.set()
         runtime = Runtime(self.loop, self.env, self.config, cast(Any, self.metrics), cast(Any, None), self.log)
         fake = cast(Any, self)
         self.runtime = runtime
         self.partitions = self
         self.groups = GroupService(runtime, fake.metadata, fake, fake, self.lease_is_valid, self.age_clock)
+        self.transaction_coordinators = FakeTransactions()
         self.handlers = handlers_of(self)
         self.metadata.listener = self.groups.metadata_changed
 
@@ -164,14 +205,29 @@ class FakeBroker:
         try:
             async with asyncio.timeout(timeout_s):
                 await self.appends_allowed.wait()
+                if self.append_error is not None:
+                    raise self.append_error
+                log = self.get((topic, index))
+                if log is None:
+                    raise KafkaError(ErrorCode.not_leader_or_follower)
+                self.append_count += 1
+                base_offset = log.append(batch)
+                await self.commits_allowed.wait()
         except TimeoutError:
             raise KafkaError(ErrorCode.request_timed_out) from None
-        if self.append_error is not None:
-            raise self.append_error
-        log = self.get((topic, index))
-        if log is None:
-            raise KafkaError(ErrorCode.not_leader_or_follower)
-        return log.append(batch)
+        return base_offset
+
+    def offsets_log(self, group_id: str) -> MemoryLog:
+        return self.logs[(OFFSETS_TOPIC, group_partition(group_id, self.config.offsets_topic_partitions))]
+
+    def write_marker(self, group_id: str, producer: Producer, is_commit: bool) -> None:
+        """End a transaction in the log of the group's partition, without a report to the group service."""
+        self.offsets_log(group_id).append(encode_marker(*producer, is_commit, 0, self.wall_now_ms))
+
+    def end_transaction(self, group_id: str, producer: Producer, *, is_commit: bool) -> None:
+        self.write_marker(group_id, producer, is_commit)
+        partition = group_partition(group_id, self.config.offsets_topic_partitions)
+        self.groups.transaction_ended(partition, *producer, is_commit)
 
     async def run_blocking(self, call: Callable[[], T]) -> T:
         return await self.loop.run_in_executor(self.env.executor, call)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
+from chronik.groups.offsets import Producer
 from chronik.groups.records import CommittedOffset, Record, TopicPartition
 from chronik.groups.step import Action, Append, GroupSettings, Moment, Rebalanced, Reply
 from chronik.wire.errors import ErrorCode
@@ -20,6 +21,22 @@ SESSION_MS = 10_000
 REBALANCE_MS = 60_000
 
 GROUP = "orders"
+PRODUCER = Producer(7, 0)
+
+
+class Held(NamedTuple):
+    """A record in a transactional batch."""
+
+    record: Record
+    producer: Producer
+
+
+class Marker(NamedTuple):
+    producer: Producer
+    is_commit: bool
+
+
+LogEntry: TypeAlias = tuple[bytes | None, bytes | None] | Held | Marker
 
 
 def subscription(*topics: str, user_data: bytes = b"") -> bytes:
@@ -57,13 +74,22 @@ def uuids() -> Iterator[UUID]:
         yield UUID(int=count)
 
 
-def load(
-    coordinator: GroupCoordinator, partition: int, records: Iterable[tuple[bytes | None, bytes | None]], at: Moment
-) -> int:
+def load(coordinator: GroupCoordinator, partition: int, log: Iterable[LogEntry], at: Moment) -> int:
     """Load a whole partition at once; return the number of unreadable records."""
     coordinator.start_loading(partition)
-    coordinator.replay(partition, records)
+    replay(coordinator, partition, log)
     return coordinator.finish_loading(partition, at)
+
+
+def replay(coordinator: GroupCoordinator, partition: int, log: Iterable[LogEntry]) -> None:
+    for entry in log:
+        match entry:
+            case Marker():
+                coordinator.replay_marker(partition, *entry)
+            case Held():
+                coordinator.replay(partition, [entry.record], entry.producer)
+            case _:
+                coordinator.replay(partition, [entry])
 
 
 class Play:
@@ -71,7 +97,7 @@ class Play:
 
     def __init__(self, settings: GroupSettings | None = None, *, is_loaded: bool = True) -> None:
         self.settings = settings or GroupSettings(initial_rebalance_delay_ms=0)
-        self.log: list[Record] = []
+        self.log: list[LogEntry] = []
         self.now_ms = 1_000_000
         self.wall_ms = WALL_MS
         self.holds_appends = False
@@ -89,6 +115,11 @@ class Play:
         coordinator = GroupCoordinator(self.settings, lambda: next(self._uuids))
         coordinator.partition_count = 1
         return coordinator
+
+    @property
+    def records(self) -> list[tuple[bytes | None, bytes | None]]:
+        """The records of the log that are not in transactions."""
+        return [entry for entry in self.log if not isinstance(entry, Held | Marker)]
 
     @property
     def at(self) -> Moment:
@@ -120,9 +151,20 @@ class Play:
         while self.held and left:
             left -= 1
             append = self.held.pop(0)
-            if self.append_error is ErrorCode.none:
-                self.log += append.records
+            # After a timeout the records are in the log; only the offsets of a transaction count then.
+            timed_out = self.append_error is ErrorCode.request_timed_out and append.producer is not None
+            if self.append_error is ErrorCode.none or timed_out:
+                self.put_in_log(append)
             self.run(self.coordinator.appended(append.token, self.append_error, self.at))
+
+    def put_in_log(self, append: Append) -> None:
+        producer = append.producer
+        self.log += append.records if producer is None else [Held(record, producer) for record in append.records]
+
+    def end_transaction(self, producer: Producer = PRODUCER, *, is_commit: bool = True) -> None:
+        """Write a marker, and report it."""
+        self.log.append(Marker(producer, is_commit))
+        self.coordinator.transaction_ended(PARTITION, producer, is_commit)
 
     def wait(self, ms: int) -> None:
         """Advance the clock, running each timer when it is due."""
@@ -173,10 +215,15 @@ class Play:
         instance_id: str | None = None,
         partition: TopicPartition = ("t", 0),
         metadata: str = "",
+        producer: Producer | None = None,
     ) -> int:
+        """Commit an offset, in the producer's transaction if there is one."""
         token = self.token()
         request = CommitRequest(group_id, generation, member_id, instance_id, ((partition, offset, 1, metadata),))
-        self.run(self.coordinator.commit(request, token, self.at))
+        if producer is None:
+            self.run(self.coordinator.commit(request, token, self.at))
+        else:
+            self.run(self.coordinator.commit_transactional(request, producer, 0, token, self.at))
         return token
 
     def commit_error(self, token: int) -> ErrorCode:
@@ -209,6 +256,9 @@ class Play:
     def offset(self, partition: TopicPartition = ("t", 0), group_id: str = GROUP) -> int | None:
         committed = self.offsets(group_id).get(partition)
         return None if committed is None else committed.offset
+
+    def is_stable(self, partition: TopicPartition = ("t", 0), group_id: str = GROUP) -> bool:
+        return partition not in self.coordinator.unstable_partitions(group_id)
 
     def described(self, group_id: str = GROUP) -> dict[str, Any]:
         return self.coordinator.describe(group_id)

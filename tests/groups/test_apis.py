@@ -22,6 +22,7 @@ from chronik.node.apis import (
     offset_delete,
     offset_fetch,
     sync_group,
+    txn_offset_commit,
 )
 from chronik.wire.errors import ErrorCode
 
@@ -37,6 +38,7 @@ MODULES = (
     offset_delete,
     offset_fetch,
     sync_group,
+    txn_offset_commit,
 )
 
 
@@ -332,6 +334,6 @@ async def test_stopped_node_answers_every_version_of_every_group_api(
 ) -> None:
     await broker.groups.stop()
     commit = {"topics": [{"partitions": [{"partition_index": 0, "committed_offset": 1}]}]}
-    values: dict[str, Any] = commit if module is offset_commit else {}
+    values: dict[str, Any] = commit if module in (offset_commit, txn_offset_commit) else {}
     async with asyncio.timeout(5):
         assert await broker.ask(module.API, version, values) is not None

@@ -143,7 +143,7 @@ def test_partition_can_be_loaded_in_pieces() -> None:
     play.commit(9)
     coordinator = Play(is_loaded=False).coordinator
     coordinator.start_loading(PARTITION)
-    for record in play.log:
+    for record in play.records:
         coordinator.replay(PARTITION, [record])
     coordinator.finish_loading(PARTITION, play.at)
     assert coordinator.committed(GROUP, None) == play.coordinator.committed(GROUP, None)

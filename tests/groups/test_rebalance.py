@@ -278,7 +278,7 @@ def test_assignment_is_written_to_the_log_before_members_receive_it(play: Play) 
     assert play.state == "CompletingRebalance"
     play.write()
     assert play.answers[token]["assignment"] == b"A"
-    value = play.log[-1][1]
+    value = play.records[-1][1]
     assert value is not None
     stored = read_group_value(value)
     assert stored.members[0].assignment == b"A"
@@ -369,7 +369,7 @@ def test_group_is_empty_after_its_last_member_leaves(play: Play) -> None:
     (alone,) = play.stable_group(1)
     assert play.leave((alone, None)) == [ErrorCode.none]
     assert play.state == "Empty"
-    value = play.log[-1][1]
+    value = play.records[-1][1]
     assert value is not None
     assert read_group_value(value).members == ()
 

@@ -10,7 +10,6 @@ from tests.groups.play import GROUP, join_request
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.member import SyncRequest
-from chronik.groups.records import group_partition
 from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.wire.batch import read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -27,7 +26,7 @@ async def committed(broker: FakeBroker, group_id: str = GROUP) -> dict[tuple[str
 
 
 def offsets_log(broker: FakeBroker, group_id: str = GROUP) -> MemoryLog:
-    return broker.logs[(OFFSETS_TOPIC, group_partition(group_id, broker.config.offsets_topic_partitions))]
+    return broker.offsets_log(group_id)
 
 
 @with_broker()

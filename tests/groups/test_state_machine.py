@@ -2,7 +2,7 @@
 
 - Every request is answered exactly once, at the latest when its partition is unloaded.
 - A generation has one leader and one protocol, and the generation only increases while the group exists.
-- The committed offsets are those in the log.
+- The committed offsets are those in the log, by Kafka's rule for offsets in transactions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.groups.kafka_offsets import KafkaOffsets
 from tests.groups.play import GROUP, PARTITION, Play, load, subscription
 
 from chronik.groups.group import GroupState
+from chronik.groups.offsets import Producer
+from chronik.groups.records import OffsetKey, read_key
 from chronik.groups.step import GroupSettings
 from chronik.wire.errors import ErrorCode
 
@@ -26,7 +29,10 @@ PROTOCOLS = (
 )
 WRITE_ERRORS = (ErrorCode.not_leader_or_follower, ErrorCode.not_enough_replicas, ErrorCode.request_timed_out)
 
+GROUPS = (GROUP, "simple")
+
 indexes = st.integers(0, 5)
+producers = st.sampled_from((7, 8))
 joins = st.fixed_dictionaries(
     {
         "protocols": st.sampled_from(PROTOCOLS),
@@ -50,6 +56,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.leaders: dict[int, str] = {}
         self.generation = 0
         self.group: object = None
+        self.epochs = {7: 0, 8: 0}
 
     @initialize(delay_ms=st.sampled_from((0, 100)), members_max=st.sampled_from((2, 100)))
     def start(self, delay_ms: int, members_max: int) -> None:
@@ -115,11 +122,64 @@ class GroupMachine(RuleBasedStateMachine):
             offset, generation=generation, member_id=member_id, instance_id=instance_id, partition=(topic, 0)
         )
 
-    @rule(offset=st.integers(0, 100), group_id=st.sampled_from((GROUP, "simple")))
+    @rule(offset=st.integers(0, 100), group_id=st.sampled_from(GROUPS))
     def simple_consumer_commits(self, offset: int, group_id: str) -> None:
         self.play.commit(offset, group_id=group_id)
 
-    @rule(group_id=st.sampled_from((GROUP, "simple")))
+    @rule(index=indexes, offset=st.integers(0, 100), topic=st.sampled_from("tu"), producer_id=producers)
+    def member_commits_in_a_transaction(self, index: int, offset: int, topic: str, producer_id: int) -> None:
+        member_id, instance_id, generation = self._pick(index)
+        self.play.commit(
+            offset,
+            generation=generation,
+            member_id=member_id,
+            instance_id=instance_id,
+            partition=(topic, 0),
+            producer=self._producer(producer_id),
+        )
+
+    @rule(
+        offset=st.integers(0, 100),
+        group_id=st.sampled_from(GROUPS),
+        topic=st.sampled_from("tu"),
+        producer_id=producers,
+    )
+    def producer_commits(self, offset: int, group_id: str, topic: str, producer_id: int) -> None:
+        self.play.commit(offset, group_id=group_id, partition=(topic, 0), producer=self._producer(producer_id))
+
+    def _producer(self, producer_id: int) -> Producer:
+        return Producer(producer_id, self.epochs[producer_id])
+
+    @rule(producer_id=producers, is_commit=st.booleans(), bumps=st.booleans(), is_early=st.booleans())
+    def transaction_ends(self, producer_id: int, is_commit: bool, bumps: bool, is_early: bool) -> None:
+        """Write a marker after the pending appends, and report it before their results if it `is_early`."""
+        play = self.play
+        self.epochs[producer_id] += bumps
+        if not is_early:
+            play.write()
+            play.end_transaction(self._producer(producer_id), is_commit=is_commit)
+            return
+        written, play.held = play.held, []
+        for append in written:
+            play.put_in_log(append)
+        play.end_transaction(self._producer(producer_id), is_commit=is_commit)
+        for append in written:
+            play.run(play.coordinator.appended(append.token, ErrorCode.none, play.at))
+
+    @rule(producer_id=producers, is_commit=st.booleans())
+    def marker_overtakes_pending_appends(self, producer_id: int, is_commit: bool) -> None:
+        """Write a marker before the pending appends; the log refuses those of the same transaction."""
+        play = self.play
+        play.end_transaction(self._producer(producer_id), is_commit=is_commit)
+        held, play.held = play.held, []
+        for append in held:
+            is_refused = append.producer is not None and append.producer.producer_id == producer_id
+            if not is_refused:
+                play.put_in_log(append)
+            error = ErrorCode.invalid_txn_state if is_refused else ErrorCode.none
+            play.run(play.coordinator.appended(append.token, error, play.at))
+
+    @rule(group_id=st.sampled_from(GROUPS))
     def group_is_deleted(self, group_id: str) -> None:
         self.play.delete_group(group_id)
 
@@ -208,8 +268,30 @@ class GroupMachine(RuleBasedStateMachine):
         play = self.play
         reloaded = Play(play.settings, is_loaded=False).coordinator
         load(reloaded, PARTITION, play.log, play.at)
-        for group_id in (GROUP, "simple"):
+        expected = KafkaOffsets(play.log)
+        for group_id in GROUPS:
             assert reloaded.committed(group_id, None) == play.coordinator.committed(group_id, None)
+            offsets = {partition: each and each.offset for partition, each in play.offsets(group_id).items()}
+            assert offsets == expected.of(group_id)
+            assert reloaded.unstable_partitions(group_id) == expected.unstable(group_id)
+            writing = {
+                (about.topic, about.partition)
+                for append in play.held
+                for about in [read_key(key) for key, _ in append.records]
+                if append.producer is not None and isinstance(about, OffsetKey) and about.group_id == group_id
+            }
+            assert play.coordinator.unstable_partitions(group_id) == expected.unstable(group_id) | writing
+
+    @invariant()
+    def only_open_transactions_are_remembered(self) -> None:
+        coordinator = self.play.coordinator
+        for (_, producer_id), transaction in coordinator._transactions.items():
+            assert transaction.group_ids
+            assert not transaction.markers
+            in_groups = [
+                group_id for group_id, group in coordinator._groups.items() if producer_id in group.offsets.producers()
+            ]
+            assert set(in_groups) <= set(transaction.group_ids)
 
     def teardown(self) -> None:
         """Let time pass until every pending request is answered, once appends succeed."""

@@ -54,7 +54,7 @@ def test_new_member_id_of_a_static_member_is_logged_before_the_response(play: Pl
     assert token not in play.answers
     play.write()
     restarted, _ = play.joined(token)
-    value = play.log[-1][1]
+    value = play.records[-1][1]
     assert value is not None
     assert [each.member_id for each in read_group_value(value).members][1] == restarted
 

@@ -32,7 +32,6 @@ from chronik.node.apis import (
     describe_configs,
     describe_log_dirs,
     incremental_alter_configs,
-    transactions,
 )
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
@@ -615,30 +614,6 @@ async def test_describe_log_dirs_returns_the_sizes_of_hosted_partitions(tmp_path
         ]
         if version >= 4:
             assert folder.usable_bytes > 0
-
-
-TRANSACTIONAL: Mapping[int, Mapping[str, Any]] = {
-    28: {
-        "transactional_id": "t",
-        "group_id": "g",
-        "producer_id": 1,
-        "producer_epoch": 0,
-        "topics": [
-            {
-                "name": "orders",
-                "partitions": [{"partition_index": 0, "committed_offset": 1, "committed_metadata": None}],
-            }
-        ],
-    },
-}
-
-
-@pytest.mark.parametrize("api", [handler.api for handler in transactions.HANDLERS], ids=lambda api: api.key.name)
-async def test_transactional_calls_are_refused_with_a_code_that_no_client_retries(tmp_path: Path, api: Api) -> None:
-    async with running(tmp_path) as broker:
-        for version in versions(api):
-            answer = await call(broker, api, TRANSACTIONAL[api.key], version)
-            assert "transactional_id_authorization_failed" in repr(answer)
 
 
 async def test_min_insync_replicas_defaults_to_two_for_three_or_more_replicas(tmp_path: Path) -> None:

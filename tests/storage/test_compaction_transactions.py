@@ -1,5 +1,6 @@
 """Compaction of transactional records: nothing undecided is touched, and no decision is lost before its records."""
 
+import errno
 from dataclasses import replace
 from random import Random
 
@@ -26,6 +27,7 @@ from tests.storage.test_transactions import scrubbed
 from chronik.storage.log import Log
 from chronik.storage.segment import segment_path
 from chronik.wire.batch import BatchHeader
+from chronik.wire.errors import KafkaError
 
 EXPIRED = replace(CONFIG, producer_expiration_ms=1)
 """Producers are forgotten at once: compaction keeps no batch for them."""
@@ -214,6 +216,32 @@ def test_an_unused_compaction_job_holds_no_file_open() -> None:
     assert disk.open_files == files
 
 
+def test_a_crash_that_loses_the_index_of_merged_segments_loses_no_decision() -> None:
+    disk = FaultyDisk()
+    # The pass ends inside the second segment, before the transaction.
+    config = replace(CONFIG, compaction_keys_max=2)
+    log = reopen(disk, config)
+    put(log, b"a", b"value")
+    log.roll(NOW_MS)
+    put(log, b"b", b"value")
+    producer = TransactionalProducer(log, 1)
+    producer.send(keys=[b"c"])
+    producer.abort()
+    log.roll(NOW_MS)
+    sync(log)
+    job = log.compaction_job(NOW_MS, log.log_end_offset)
+    assert job is not None
+    job.run()
+    # The process ends when the second segment, which has the index, is part of the first one.
+    disk.fail = lambda operation, path: errno.EIO if operation == "rename" and path.endswith(".txnindex") else None
+    with pytest.raises(KafkaError):
+        log.finish_compaction(job)
+    disk.kill()
+    disk.fail = lambda operation, path: None
+    log = reopen(disk, config)
+    assert log.segment_count == 2 and data(log) == [0, 1, 2] and aborted(log) == [(1, 2)]
+
+
 # -- at random ---------------------------------------------------------------------------------------------------------
 
 steps = st.lists(
@@ -285,11 +313,13 @@ def test_compaction_changes_nothing_that_a_read_committed_consumer_keeps(
     assert all(any(each[0] == one[0] and each[1] >= one[1] for one in known) for each in aborted(log))
 
 
-@given(steps, st.integers(0, 60), st.integers(0, 1 << 30))
-@settings(max_examples=150, deadline=None)
-def test_a_crash_during_compaction_loses_no_decision(events: list[tuple[int, str]], crash_at: int, seed: int) -> None:
+@given(steps, st.integers(0, 60), st.integers(0, 1 << 30), st.sampled_from([1, 3, 100]))
+@settings(max_examples=200, deadline=None)
+def test_a_crash_during_compaction_loses_no_decision(
+    events: list[tuple[int, str]], crash_at: int, seed: int, keys_max: int
+) -> None:
     disk = FaultyDisk()
-    log = reopen(disk, CONFIG)
+    log = reopen(disk, replace(CONFIG, compaction_keys_max=keys_max))
     play(log, events)
     sync(log)
     expected = committed(log), open_transactions(log)

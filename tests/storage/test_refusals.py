@@ -6,7 +6,7 @@ from tests.storage.test_producers import LAST_SEQUENCE, header, sent
 
 from chronik.storage.producers import ProducerStates
 from chronik.storage.refusals import KEPT_MS, PRODUCERS_MAX, RefusedBatches
-from chronik.wire.batch import BatchHeader
+from chronik.wire.batch import BatchHeader, Marker, encode_marker, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 NOBODY = ProducerStates(1000)
@@ -110,4 +110,14 @@ def test_the_number_of_tracked_producers_is_bounded() -> None:
 def test_a_batch_without_a_producer_id_is_not_recorded() -> None:
     refused = RefusedBatches()
     refused.note(header(-1, producer_id=-1, epoch=-1), FULL, NOBODY, NOW_MS)
+    assert not refused
+
+
+def test_a_marker_that_begins_an_epoch_makes_refused_batches_of_the_old_one_obsolete() -> None:
+    states = sent(0)
+    refused = RefusedBatches()
+    refused.note(header(1), FULL, states, NOW_MS)
+    marker = read_batch_header(encode_marker(1, 1, False, 0, NOW_MS))
+    states.end_transaction(marker, Marker(False, 0), 1, NOW_MS)
+    refused.forget_received(states, NOW_MS)
     assert not refused

@@ -34,7 +34,7 @@ from chronik.storage.producers import PRODUCERS_MAX, ProducerStates
 from chronik.storage.scrubbing import SegmentScrub
 from chronik.storage.segment import segment_path
 from chronik.storage.transactions import ENDED_MAX, OpenTransactions
-from chronik.wire.batch import Marker, encode_marker
+from chronik.wire.batch import Marker, encode_marker, read_marker
 from chronik.wire.errors import ErrorCode, KafkaError
 
 DAY_MS = 86_400_000
@@ -342,6 +342,29 @@ def test_a_transaction_is_found_from_a_segment_before_that_of_its_marker() -> No
     assert aborted(log, 140) == []
 
 
+def test_every_range_finds_exactly_the_transactions_that_overlap_it() -> None:
+    log = new_log()
+    run_transactions(log, 42)
+    transactions: list[tuple[int, int, int]] = []
+    begun: dict[int, int] = {}
+    offset = 0
+    while offset < log.log_end_offset:
+        data = read(log, offset)
+        for at, header in headers(data):
+            if header.is_control:
+                first = begun.pop(header.producer_id, None)
+                if first is not None and not read_marker(data, at).is_commit:
+                    transactions.append((header.producer_id, first, header.base_offset))
+            elif header.is_transactional:
+                begun.setdefault(header.producer_id, header.base_offset)
+            offset = header.next_offset
+    assert len({log._segments.index_of(last) for _, _, last in transactions}) > 2
+    for start in range(log.log_end_offset):
+        for end in range(start + 1, log.log_end_offset + 1, 5):
+            overlapping = [(each, first) for each, first, last in transactions if last >= start and first < end]
+            assert aborted(log, start, end) == sorted(overlapping, key=lambda item: item[1])
+
+
 def test_the_index_has_the_format_of_kafka() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
@@ -579,6 +602,35 @@ def test_truncation_rebuilds_a_damaged_index() -> None:
     assert_same_transactions(expected, log)
 
 
+def test_a_new_segment_and_a_scanned_one_ignore_an_old_index_file() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    append_many(log, 3)
+    old = segment_path(FOLDER, 3, ".txnindex"), segment_path(FOLDER, 0, ".txnindex")
+    for path in old:
+        disk.open(path, create=True).pwrite(ENTRY.pack(0, 1, 0, 2, 3), 0)
+    log.roll(NOW_MS)
+    assert not disk.exists(old[0])
+    disk.kill()
+    log = reopen(disk)
+    assert not disk.exists(old[1]) and aborted(log) == []
+
+
+def test_a_log_that_lost_its_tail_below_its_start_forgets_open_transactions() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    append_many(log, 1)
+    TransactionalProducer(log, 1).send()
+    sync(log)
+    append_many(log, 20)
+    log.increment_log_start(15).run()
+    del disk.content(log._segments.all[0].path)[300:]
+    disk.kill()
+    log = reopen(disk, recovery_point=2)
+    assert (log.log_start_offset, log.log_end_offset) == (15, 15)
+    assert open_transactions(log) == {} and log.last_stable_offset(15) == 15
+
+
 def test_a_snapshot_of_an_earlier_version_is_read() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
@@ -648,6 +700,8 @@ def test_scrubbing_finds_a_wrong_index_and_rebuilding_restores_it(damage: Callab
     disk, expected = FaultyDisk(), new_log()
     log = reopen(disk)
     run_transactions(log, 42)
+    log.roll(NOW_MS)
+    sync(log)
     follow(log, expected)
     path = index_paths(disk)[1]
     assert all(not scrubbed(log, base).has_bad_index for base in log.closed_segments())
@@ -661,6 +715,7 @@ def test_scrubbing_finds_a_wrong_index_and_rebuilding_restores_it(damage: Callab
     append_many(expected, 1)
     sync(log)
     assert bytes(disk.content(path)) == content
+    assert bytes(disk.names[path].durable) == content
     disk.power_loss(Random(0))
     log = reopen(disk)
     assert bytes(disk.content(path)) == content

@@ -18,7 +18,20 @@ from chronik.local.errors import LocalClusterError, UncleanStop
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
-COMMANDS = ("cluster", "topic", "produce", "consume", "group", "verify", "doctor", "trace", "bench", "pipeline", "demo")
+COMMANDS = (
+    "cluster",
+    "topic",
+    "produce",
+    "consume",
+    "group",
+    "transaction",
+    "verify",
+    "doctor",
+    "trace",
+    "bench",
+    "pipeline",
+    "demo",
+)
 """Each has a module of its name here: a Typer `app` for commands with subcommands, else a function."""
 
 HINTS = {
@@ -27,6 +40,7 @@ HINTS = {
     ErrorCode.invalid_topic_exception: "use up to 249 letters, digits, dots, dashes and underscores",
     ErrorCode.group_id_not_found: "see chronik group list",
     ErrorCode.non_empty_group: "stop its consumers first",
+    ErrorCode.transactional_id_not_found: "see chronik transaction list",
     ErrorCode.invalid_replication_factor: "use at most as many replicas as there are brokers",
     ErrorCode.invalid_partitions: "a topic can only grow",
     ErrorCode.invalid_config: "see chronik topic describe for the names",

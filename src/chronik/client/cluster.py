@@ -23,6 +23,7 @@ RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_S_MAX = 1.0
 CONNECT_TIMEOUT_S_MAX = 10.0
 GROUP_COORDINATOR = 0
+TRANSACTION_COORDINATOR = 1
 
 
 class Deadline:
@@ -59,7 +60,7 @@ class Cluster:
         self._client_id = client_id
         self._layout: ClusterLayout | None = None
         self._connections: dict[tuple[str, int], asyncio.Task[Connection]] = {}
-        self._coordinators: dict[str, int] = {}
+        self._coordinators: dict[tuple[int, str], int] = {}
 
     async def __aenter__(self) -> Cluster:
         return self
@@ -119,16 +120,18 @@ class Cluster:
         missing = frozenset({ErrorCode.unknown_topic_or_partition})
         return await self.retry(attempt, deadline, give_up_on=missing, refresh=False)
 
-    async def coordinator(self, group: str, deadline: Deadline) -> int:
-        """Return the coordinator of a group, cached until a call fails."""
-        if group not in self._coordinators:
+    async def coordinator(self, key: str, deadline: Deadline, key_type: int = GROUP_COORDINATOR) -> int:
+        """Return the coordinator of a group or transactional id, cached until a call fails."""
+        if (key_type, key) not in self._coordinators:
             connection = await self.any_connection(deadline)
-            values = {"key": group, "key_type": GROUP_COORDINATOR, "coordinator_keys": [group]}
+            values = {"key": key, "key_type": key_type, "coordinator_keys": [key]}
             response = await connection.call(ApiKey.FIND_COORDINATOR, values, timeout_s=deadline.left_s)
             coordinator = response.coordinators[0] if hasattr(response, "coordinators") else response
-            raise_for(coordinator, f"coordinator of group {group}")
-            self._coordinators[group] = int(coordinator.node_id)
-        return self._coordinators[group]
+            raise_for(
+                coordinator, f"coordinator of {'group' if key_type == GROUP_COORDINATOR else 'transactions'} {key}"
+            )
+            self._coordinators[(key_type, key)] = int(coordinator.node_id)
+        return self._coordinators[(key_type, key)]
 
     # Connections.
 
@@ -181,20 +184,24 @@ class Cluster:
         read: Callable[[Any], _T],
         *,
         group: str | None = None,
+        transactional_id: str | None = None,
         with_timeout: bool = False,
         at_most: int | None = None,
         give_up_on: frozenset[ErrorCode] = frozenset(),
     ) -> _T:
-        """Send a request to the controller, or to a group's coordinator; return what `read` makes of the response.
+        """Send a request to the controller, or to a coordinator; return what `read` makes of the response.
 
         `read` raises the response's errors. `with_timeout` if the request has a field for the controller's own timeout.
         """
 
         async def attempt(deadline: Deadline) -> _T:
-            if group is None:
-                connection = await self.controller(deadline)
-            else:
+            if group is not None:
                 connection = await self.connection(await self.coordinator(group, deadline), deadline)
+            elif transactional_id is not None:
+                coordinator = await self.coordinator(transactional_id, deadline, TRANSACTION_COORDINATOR)
+                connection = await self.connection(coordinator, deadline)
+            else:
+                connection = await self.controller(deadline)
             sent = {**values, "timeout": deadline.for_broker_ms} if with_timeout else values
             return read(await connection.call(key, sent, timeout_s=deadline.left_s, at_most=at_most))
 

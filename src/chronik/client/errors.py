@@ -55,6 +55,7 @@ RETRIABLE: frozenset[ErrorCode] = frozenset(
         ErrorCode.offset_not_available,
         ErrorCode.unknown_topic_id,
         ErrorCode.unstable_offset_commit,
+        ErrorCode.concurrent_transactions,
     }
 )
 """Errors that a retry with fresh metadata may resolve."""

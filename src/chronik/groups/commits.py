@@ -1,13 +1,15 @@
 """Offset requests of a group: commit, delete, expire; and the deletion of a whole group.
 
-Each change is written to the log first. It takes effect once it is durable, in log order.
+Each change is written to the log first. It takes effect once it is durable, in log order. The offsets of a transaction
+take effect once its commit marker is durable too.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from chronik.groups.group import Group, GroupState
 from chronik.groups.membership import check_member
+from chronik.groups.offsets import Producer
 from chronik.groups.records import CONSUMER_PROTOCOL_TYPE, CommittedOffset, TopicPartition, offset_record
 from chronik.groups.step import Step, Write, offset_write_error
 from chronik.wire.errors import ErrorCode
@@ -15,9 +17,10 @@ from chronik.wire.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """An OffsetCommit request for existing partitions, in any version.
+    """An OffsetCommit or TxnOffsetCommit request for existing partitions, in any version.
 
     A negative generation marks a consumer that is not a member: it may commit only while the group has no members.
+    TxnOffsetCommit below version 3 has neither a generation nor a member id, and may commit at any time.
     """
 
     group_id: str
@@ -42,13 +45,44 @@ def check_commit(group: Group, request: CommitRequest) -> ErrorCode:
     return ErrorCode.none
 
 
+def check_transactional_commit(group: Group, request: CommitRequest) -> ErrorCode:
+    """Check the sender (KIP-447). Its generation is enough: the state of the group is not checked."""
+    if request.generation < 0 and group.state is GroupState.EMPTY:
+        return ErrorCode.none
+    if request.generation < 0 and not request.member_id and request.instance_id is None:
+        return ErrorCode.none
+    return check_member(group, request.member_id, request.instance_id, request.generation)
+
+
 def commit(group: Group, request: CommitRequest, token: int, step: Step) -> None:
     error = check_commit(group, request)
     member = group.members.get(request.member_id)
     if error is ErrorCode.none and member is not None:
         member.heard_from(step.at.now_ms)
+    changes, errors = _accepted(request, error, step)
+    _change_offsets(group, changes, token, errors, step)
+
+
+def commit_transactional(
+    group: Group, request: CommitRequest, producer: Producer, verified_from: int, token: int, step: Step
+) -> bool:
+    """Write offsets that are pending until the producer's transaction ends; return whether there are any to write."""
+    changes, errors = _accepted(request, check_transactional_commit(group, request), step)
+    if not changes:
+        step.reply(token, {"error_code": ErrorCode.none, "errors": errors})
+        return False
+    group.offsets.start((partition for partition, _ in changes), in_transaction=True)
+    records = [offset_record(group.group_id, partition, committed) for partition, committed in changes]
+    step.append(records, TransactionalWrite(group, changes, token, errors, producer), producer, verified_from)
+    return True
+
+
+def _accepted(
+    request: CommitRequest, error: ErrorCode, step: Step
+) -> tuple[list[tuple[TopicPartition, CommittedOffset]], dict[TopicPartition, ErrorCode]]:
+    """Return the offsets to write, none if there is an error, and the error of each partition."""
     errors: dict[TopicPartition, ErrorCode] = {}
-    changes: list[tuple[TopicPartition, CommittedOffset | None]] = []
+    changes: list[tuple[TopicPartition, CommittedOffset]] = []
     for partition, offset, leader_epoch, metadata in request.offsets:
         if error is ErrorCode.none and len(metadata.encode()) > step.settings.offset_metadata_bytes_max:
             errors[partition] = ErrorCode.offset_metadata_too_large
@@ -56,7 +90,7 @@ def commit(group: Group, request: CommitRequest, token: int, step: Step) -> None
             errors[partition] = error
             if error is ErrorCode.none:
                 changes.append((partition, CommittedOffset(offset, leader_epoch, metadata, step.at.wall_ms)))
-    _change_offsets(group, changes, token, errors, step)
+    return changes, errors
 
 
 def delete_offsets(group: Group, partitions: Sequence[TopicPartition], token: int, step: Step) -> None:
@@ -107,16 +141,42 @@ class OffsetsWrite(Write):
 
     def finish(self, error: ErrorCode, step: Step) -> None:
         self.group.offsets.finish(self.changes, error is ErrorCode.none)
-        self._answer(offset_write_error(error), step)
+        self.refuse(offset_write_error(error), step)
 
     def refuse(self, error: ErrorCode, step: Step) -> None:
-        self._answer(error, step)
+        _reply(self.token, self.errors, (partition for partition, _ in self.changes), error, step)
 
-    def _answer(self, error: ErrorCode, step: Step) -> None:
-        if error is not ErrorCode.none:
-            for partition, _ in self.changes:
-                self.errors[partition] = error
-        step.reply(self.token, {"error_code": ErrorCode.none, "errors": self.errors})
+
+@dataclass(slots=True)
+class TransactionalWrite(Write):
+    """A pending write of offsets in a producer's transaction."""
+
+    changes: Sequence[tuple[TopicPartition, CommittedOffset]]
+    token: int
+    errors: dict[TopicPartition, ErrorCode]
+    producer: Producer
+
+    def finish(self, error: ErrorCode, step: Step) -> None:
+        # After a timeout the offsets are in the log: they are committed before the marker, or the log loses both.
+        in_log = error in (ErrorCode.none, ErrorCode.request_timed_out)
+        self.group.offsets.finish_held(self.changes, self.producer, in_log)
+        self.refuse(offset_write_error(error), step)
+
+    def refuse(self, error: ErrorCode, step: Step) -> None:
+        _reply(self.token, self.errors, (partition for partition, _ in self.changes), error, step)
+
+
+def _reply(
+    token: int | None,
+    errors: dict[TopicPartition, ErrorCode],
+    written: Iterable[TopicPartition],
+    error: ErrorCode,
+    step: Step,
+) -> None:
+    """Reply with the errors found before the write, and with its outcome for the partitions that were written."""
+    if error is not ErrorCode.none:
+        errors.update(dict.fromkeys(written, error))
+    step.reply(token, {"error_code": ErrorCode.none, "errors": errors})
 
 
 def expire(group: Group, step: Step) -> None:
@@ -136,7 +196,7 @@ def expire(group: Group, step: Step) -> None:
         if needed is not None
         and partition[0] not in needed
         and committed.commit_ms <= limit_ms
-        and not offsets.is_in_flight(partition)
+        and not offsets.is_changing(partition)
     ]
     is_last = len(expired) == len(offsets.partitions())
     if group.state is GroupState.EMPTY and is_last and not group.pending_members and not group.is_deleting:

@@ -3,7 +3,7 @@
 coordinator = GroupCoordinator(settings, new_uuid)
 coordinator.partition_count = 16
 coordinator.start_loading(3)
-coordinator.replay(3, records)
+coordinator.replay(3, records)                      # and replay_marker, in log order
 coordinator.finish_loading(3, at)
 actions = coordinator.join(request, token, at)      # carry out the actions, in order
 actions = coordinator.appended(append.token, ErrorCode.none, at)
@@ -12,15 +12,18 @@ actions = coordinator.tick(at)                      # not later than next_deadli
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from chronik.groups import commits, membership, rebalance
-from chronik.groups.commits import CommitRequest
+from chronik.groups.commits import CommitRequest, TransactionalWrite
 from chronik.groups.group import Group, GroupState
 from chronik.groups.member import JoinRequest, SyncRequest
+from chronik.groups.offsets import OffsetTable, Producer
 from chronik.groups.records import (
     CommittedOffset,
+    GroupKey,
     GroupMetadata,
     OffsetKey,
     TopicPartition,
@@ -43,8 +46,9 @@ CLIENT_ID_CHARS_MAX = 255
 class GroupCoordinator:
     """The groups of every loaded partition.
 
-    Invariants: every token is answered exactly once; readers see a change only once it is durable; appends of one
-    partition are returned in the order in which they take effect. Owned by the node's loop; nothing here waits, reads a
+    Invariants: every token is answered exactly once; readers see a change only once it is durable, and an offset of a
+    transaction only once its commit marker is; appends of one partition are returned in the order in which they take
+    effect. Owned by the node's loop; nothing here waits, reads a
     clock or touches a file.
     """
 
@@ -58,6 +62,8 @@ class GroupCoordinator:
         self._loading: dict[int, Replay] = {}
         self._writes: dict[int, Write] = {}
         """The appends whose result is still pending, by token."""
+        self._transactions: dict[tuple[int, int], Transaction] = {}
+        """The open transactions with offsets, by partition and producer id."""
         self._write_count = 0
         self._timers: list[tuple[int, int, Group]] = []
         self._timer_count = 0
@@ -68,16 +74,29 @@ class GroupCoordinator:
         """Start loading a partition that this node now leads. Its groups are unknown until `finish_loading`."""
         self._loading[partition] = Replay()
 
-    def replay(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        """Read the next records of a loading partition, in log order."""
-        self._loading[partition].read(records)
+    def replay(
+        self,
+        partition: int,
+        records: Iterable[tuple[bytes | None, bytes | None]],
+        producer: Producer | None = None,
+    ) -> None:
+        """Read the next records of a loading partition, in log order; `producer` if they are in its transaction."""
+        self._loading[partition].read(records, producer)
+
+    def replay_marker(self, partition: int, producer: Producer, is_commit: bool) -> None:
+        """Read the next marker of a loading partition, in log order."""
+        self._loading[partition].table.end(producer, is_commit)
 
     def finish_loading(self, partition: int, at: Moment) -> int:
         """Add the partition's groups, with fresh member sessions; return the number of unreadable records."""
         replay = self._loading.pop(partition)
         self._loaded[partition] = None
+        for producer, is_commit in replay.markers:
+            replay.table.end(producer, is_commit)
         for group in replay.groups(partition, at.now_ms):
             self._groups[group.group_id] = group
+            for producer_id in group.offsets.producers():
+                self._transaction(partition, producer_id).group_ids[group.group_id] = None
             self._settle(group)
         return replay.unreadable_count
 
@@ -91,6 +110,8 @@ class GroupCoordinator:
             self._forget(group)
         for token in [each for each, write in self._writes.items() if write.group.partition == partition]:
             self._writes.pop(token).refuse(ErrorCode.not_coordinator, step)
+        for key in [each for each in self._transactions if each[0] == partition]:
+            del self._transactions[key]
         return step.actions
 
     def refuse_waiting(self, at: Moment) -> list[Action]:
@@ -202,6 +223,58 @@ class GroupCoordinator:
         self._forget_if_hollow(group)
         return step.actions
 
+    def commit_transactional(
+        self, request: CommitRequest, producer: Producer, verified_from: int, token: int, at: Moment
+    ) -> list[Action]:
+        """Commit offsets as part of a transaction: they take effect when it commits (`transaction_ended`).
+
+        The transaction is verified, if there is no marker of the producer in the log from `verified_from` on.
+        """
+        group = self._find(request.group_id, ErrorCode.illegal_generation)
+        if group is ErrorCode.illegal_generation and request.generation < 0:
+            group = self._create(request.group_id)
+        if isinstance(group, ErrorCode):
+            return [Reply(token, {"errors": {partition: group for partition, *_ in request.offsets}})]
+        step = self._step(at)
+        if commits.commit_transactional(group, request, producer, verified_from, token, step):
+            transaction = self._transaction(group.partition, producer.producer_id)
+            transaction.group_ids[group.group_id] = None
+            transaction.write_count += 1
+        self._forget_if_hollow(group)
+        return step.actions
+
+    def transaction_ended(self, partition: int, producer: Producer, is_commit: bool) -> None:
+        """Apply a marker that is committed in the log of a partition.
+
+        It follows, in the log, all offsets that it decides, but the node may report it before the outcome of their
+        append: then it takes effect after that. Until a partition is loaded, its markers wait for that. Markers of
+        other partitions are ignored: if this node leads such a partition later, it reads them from the log.
+        """
+        if partition in self._loading:
+            self._loading[partition].markers.append((producer, is_commit))
+            return
+        transaction = self._transactions.get((partition, producer.producer_id))
+        if transaction is not None:
+            transaction.markers.append((producer, is_commit))
+            self._apply_markers(partition, producer.producer_id, transaction)
+
+    def _transaction(self, partition: int, producer_id: int) -> "Transaction":
+        return self._transactions.setdefault((partition, producer_id), Transaction())
+
+    def _apply_markers(self, partition: int, producer_id: int, transaction: "Transaction") -> None:
+        if transaction.write_count:
+            return
+        groups = [self._groups[group_id] for group_id in transaction.group_ids if group_id in self._groups]
+        for producer, is_commit in transaction.markers:
+            for group in groups:
+                group.offsets.end(producer, is_commit)
+        transaction.markers.clear()
+        transaction.group_ids = {group.group_id: None for group in groups if producer_id in group.offsets.producers()}
+        if not transaction.group_ids:
+            del self._transactions[(partition, producer_id)]
+        for group in groups:
+            self._forget_if_hollow(group)
+
     def committed(
         self, group_id: str, partitions: Iterable[TopicPartition] | None
     ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | None]]:
@@ -214,6 +287,11 @@ class GroupCoordinator:
         if partitions is None:
             return ErrorCode.none, dict(known)
         return ErrorCode.none, {partition: known.get(partition) for partition in partitions}
+
+    def unstable_partitions(self, group_id: str) -> set[TopicPartition]:
+        """Return the partitions whose committed offset an open transaction may change."""
+        group = self._groups.get(group_id)
+        return group.offsets.unstable_partitions() if group is not None else set()
 
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition], token: int, at: Moment
@@ -233,7 +311,8 @@ class GroupCoordinator:
         return step.actions
 
     def committed_topics(self) -> list[str]:
-        return sorted({topic for group in self._groups.values() for topic, _ in group.offsets.committed})
+        """Return the topics of all offsets, committed or pending."""
+        return sorted({topic for group in self._groups.values() for topic, _ in group.offsets.partitions()})
 
     def expire_offsets(self, at: Moment) -> list[Action]:
         """Remove offsets past their retention time. The node calls this periodically."""
@@ -294,6 +373,11 @@ class GroupCoordinator:
             self._forget(write.group)
         else:
             self._settle(write.group)
+        if isinstance(write, TransactionalWrite):
+            producer_id = write.producer.producer_id
+            transaction = self._transactions[(write.group.partition, producer_id)]
+            transaction.write_count -= 1
+            self._apply_markers(write.group.partition, producer_id, transaction)
         return step.actions
 
     def next_deadline_ms(self) -> int | None:
@@ -370,41 +454,51 @@ class GroupCoordinator:
             del self._groups[group.group_id]
 
 
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """A producer's open transaction, as far as it has offsets in one partition."""
+
+    group_ids: dict[str, None] = field(default_factory=dict)
+    """The groups with pending offsets, or with offsets that are being written; an ordered set."""
+    write_count: int = 0
+    """The number of appends whose result is still pending."""
+    markers: list[tuple[Producer, bool]] = field(default_factory=list)
+    """The markers that were reported before the result of the appends, and whether each is a commit."""
+
+
+@dataclass(slots=True, eq=False)
 class Replay:
     """The records of a partition that loads: the latest value of every key read so far.
 
     Values are parsed only at the end: most of them are replaced by a later value before that.
     """
 
-    __slots__ = ("_latest", "unreadable_count")
+    table: OffsetTable[bytes, bytes] = field(default_factory=OffsetTable)
+    """Group metadata too, which is never part of a transaction."""
+    markers: list[tuple[Producer, bool]] = field(default_factory=list)
+    """The markers that were committed while the partition loads. They follow all records that are read."""
+    unreadable_count: int = 0
 
-    def __init__(self) -> None:
-        self._latest: dict[bytes, bytes] = {}
-        self.unreadable_count = 0
-
-    def read(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        latest = self._latest
+    def read(self, records: Iterable[tuple[bytes | None, bytes | None]], producer: Producer | None) -> None:
+        table = self.table
         for key, value in records:
             if key is None:
                 self.unreadable_count += 1
-                continue
-            latest.pop(key, None)
-            if value is not None:
-                latest[key] = value
+            elif value is None:
+                table.remove(key)
+            elif producer is None:
+                table.commit(key, value)
+            else:
+                table.hold(key, producer, value)
 
-    def groups(self, partition: int, now_ms: int) -> Iterator[Group]:
-        """Yield the groups as of the last record, in log order."""
+    def groups(self, partition: int, now_ms: int) -> list[Group]:
+        """Return the groups as of the last record."""
         groups: dict[str, Group] = {}
-        for key, value in self._latest.items():
-            try:
-                about = read_key(key)
-                if about is None:
-                    continue
-                stored = read_offset_value(value) if isinstance(about, OffsetKey) else read_group_value(value)
-            except UnreadableRecord:
-                # No coordinator can have written it; the other groups must still load.
-                self.unreadable_count += 1
+        for key, value in self.table.committed.items():
+            parsed = self._parse(key, value)
+            if parsed is None:
                 continue
+            about, stored = parsed
             group = groups.get(about.group_id)
             if group is None:
                 group = groups[about.group_id] = Group(about.group_id, partition)
@@ -412,4 +506,36 @@ class Replay:
                 group.offsets.committed[(about.topic, about.partition)] = stored
             elif isinstance(stored, GroupMetadata):
                 group.restore(stored, now_ms)
-        yield from groups.values()
+        for key, entries in self.table.pending.items():
+            for producer_id, (epoch, pending) in entries.items():
+                self._hold(groups, partition, key, Producer(producer_id, epoch), pending)
+        return list(groups.values())
+
+    def _hold(
+        self, groups: dict[str, Group], partition: int, key: bytes, producer: Producer, value: bytes | None
+    ) -> None:
+        """Add a pending offset to its group."""
+        try:
+            about = read_key(key)
+            pending = None if value is None else read_offset_value(value)
+        except UnreadableRecord:
+            about = None
+        if not isinstance(about, OffsetKey):
+            self.unreadable_count += 1
+            return
+        group = groups.get(about.group_id)
+        if group is None:
+            group = groups[about.group_id] = Group(about.group_id, partition)
+        group.offsets.hold((about.topic, about.partition), producer, pending)
+
+    def _parse(self, key: bytes, value: bytes) -> tuple[OffsetKey | GroupKey, CommittedOffset | GroupMetadata] | None:
+        """Parse a record; None if it is unreadable or of a kind that this coordinator does not use."""
+        try:
+            about = read_key(key)
+            if about is None:
+                return None
+            return about, read_offset_value(value) if isinstance(about, OffsetKey) else read_group_value(value)
+        except UnreadableRecord:
+            # No coordinator can have written it; the other groups must still load.
+            self.unreadable_count += 1
+            return None

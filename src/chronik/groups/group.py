@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from chronik.groups.member import Member, Protocols
+from chronik.groups.offsets import OffsetTable, Producer
 from chronik.groups.records import (
     CONSUMER_PROTOCOL_TYPE,
     CommittedOffset,
@@ -33,46 +34,64 @@ class GroupState(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class GroupOffsets:
-    """The offsets of a group that are durable in the log.
+class GroupOffsets(OffsetTable[TopicPartition, CommittedOffset]):
+    """The offsets of a group that are durable in the log, and the changes that are being written.
 
-    Invariant: `committed` equals the result of replaying the log up to the last reported write. `start` announces a
+    Invariant: the table equals the result of replaying the log up to the last reported write. `start` announces a
     change; `finish` applies or drops it, in log order. Owned by its group.
-
-    Transactional commits, held until their transaction ends, will also belong here.
     """
 
-    committed: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
-    _in_flight: dict[TopicPartition, int] = field(default_factory=dict)
+    _in_flight: Counter[TopicPartition] = field(default_factory=Counter)
+    _held_in_flight: Counter[TopicPartition] = field(default_factory=Counter)
+    """Those of `_in_flight` that are part of a transaction."""
 
-    def start(self, partitions: Iterable[TopicPartition]) -> None:
+    def start(self, partitions: Iterable[TopicPartition], *, in_transaction: bool = False) -> None:
         for partition in partitions:
-            self._in_flight[partition] = self._in_flight.get(partition, 0) + 1
+            self._in_flight[partition] += 1
+            if in_transaction:
+                self._held_in_flight[partition] += 1
 
     def finish(self, changes: Sequence[tuple[TopicPartition, CommittedOffset | None]], written: bool) -> None:
         for partition, committed in changes:
-            left = self._in_flight[partition] - 1
-            if left:
-                self._in_flight[partition] = left
-            else:
-                del self._in_flight[partition]
+            _count_down(self._in_flight, partition)
             if not written:
                 continue
             if committed is None:
-                self.committed.pop(partition, None)
+                self.remove(partition)
             else:
-                self.committed[partition] = committed
+                self.commit(partition, committed)
 
-    def is_in_flight(self, partition: TopicPartition) -> bool:
-        return partition in self._in_flight
+    def finish_held(
+        self, changes: Sequence[tuple[TopicPartition, CommittedOffset]], producer: Producer, written: bool
+    ) -> None:
+        """Finish the write of offsets in a producer's transaction."""
+        for partition, committed in changes:
+            _count_down(self._in_flight, partition)
+            _count_down(self._held_in_flight, partition)
+            if written:
+                self.hold(partition, producer, committed)
+
+    def is_changing(self, partition: TopicPartition) -> bool:
+        """Whether a change is being written, or waits for the end of its transaction."""
+        return partition in self._in_flight or partition in self.pending
+
+    def unstable_partitions(self) -> set[TopicPartition]:
+        """The partitions whose committed offset an open transaction may change."""
+        return {*self.pending, *self._held_in_flight}
 
     @property
     def is_empty(self) -> bool:
-        return not self.committed and not self._in_flight
+        return not self.committed and not self.pending and not self._in_flight
 
     def partitions(self) -> list[TopicPartition]:
         """Every partition with an offset in the log, or that may have one once pending writes finish."""
-        return [*self.committed, *(partition for partition in self._in_flight if partition not in self.committed)]
+        return list(dict.fromkeys([*self.committed, *self.pending, *self._in_flight]))
+
+
+def _count_down(counts: Counter[TopicPartition], partition: TopicPartition) -> None:
+    counts[partition] -= 1
+    if not counts[partition]:
+        del counts[partition]
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from chronik.groups.group import Group
+from chronik.groups.offsets import Producer
 from chronik.groups.records import Record
 from chronik.wire.errors import ErrorCode
 
@@ -52,11 +53,18 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append the records to this partition of the offsets topic, then report `appended(token, ...)`."""
+    """Append the records to this partition of the offsets topic, then report `appended(token, ...)`.
+
+    With a `producer`, they go into a batch of its transaction, unless its marker is in the log from offset
+    `verified_from` on: then the report is INVALID_TXN_STATE. The report is REQUEST_TIMED_OUT only if the records are in
+    the log, but not known to be committed.
+    """
 
     partition: int
     records: tuple[Record, ...]
     token: int
+    producer: Producer | None = None
+    verified_from: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +107,11 @@ class Step:
         if token is not None:
             self.actions.append(Reply(token, values))
 
-    def append(self, records: Sequence[Record], write: Write) -> None:
-        self.actions.append(Append(write.group.partition, tuple(records), self.add_write(write)))
+    def append(
+        self, records: Sequence[Record], write: Write, producer: Producer | None = None, verified_from: int = -1
+    ) -> None:
+        token = self.add_write(write)
+        self.actions.append(Append(write.group.partition, tuple(records), token, producer, verified_from))
 
     def rebalanced(self, group: Group) -> None:
         self.actions.append(Rebalanced(group.group_id, group.generation, len(group.members)))

@@ -44,13 +44,14 @@ from chronik.node.apis import (
     offset_for_leader_epoch,
     produce,
     sync_group,
-    transactions,
+    txn_offset_commit,
     unregister_broker,
     write_txn_markers,
 )
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.coordinators.markers import MarkerWriter
 from chronik.node.coordinators.transaction_service import TransactionService
+from chronik.node.coordinators.transactions import Transactions
 from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.membership.controller_service import ControllerService
@@ -78,6 +79,7 @@ class ApiServices:
     host: PartitionHost
     groups: GroupService
     transactions: TransactionService
+    transaction_coordinators: Transactions
     marker_writer: MarkerWriter
     topics: Topics
     forwarding: Forwarding
@@ -120,6 +122,10 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (offset_for_leader_epoch.API, lambda node: partial(offset_for_leader_epoch.handle, node.host)),
     (add_partitions_to_txn.API, lambda node: partial(add_partitions_to_txn.handle, node.transactions)),
     (add_offsets_to_txn.API, lambda node: partial(add_offsets_to_txn.handle, node.transactions, node.groups)),
+    (
+        txn_offset_commit.API,
+        lambda node: partial(txn_offset_commit.handle, node.groups, node.transaction_coordinators, node.metadata),
+    ),
     (end_txn.API, lambda node: partial(end_txn.handle, node.transactions)),
     (write_txn_markers.API, lambda node: partial(write_txn_markers.handle, node.marker_writer)),
     (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime.config, node.metadata)),
@@ -153,7 +159,6 @@ APIS: tuple[Api, ...] = tuple(
             fetch.API,
             list_offsets.API,
             *(api for api, _ in COLD),
-            *(handler.api for handler in transactions.HANDLERS),
         ),
         key=lambda api: api.key,
     )
@@ -179,5 +184,4 @@ def make_handlers(node: ApiServices) -> list[Handler]:
         fetch.handler(fetch.Services(runtime, metadata_log, host, node.server, node.fetch_sessions)),
         list_offsets.handler(list_offsets.Services(runtime, host)),
         *(Handler(api, bind(node)) for api, bind in COLD),
-        *transactions.HANDLERS,
     ]

@@ -167,6 +167,7 @@ class Broker:
                 host=self.host,
                 groups=self.groups,
                 transactions=self.transactions,
+                transaction_coordinators=self.transaction_coordinators,
                 marker_writer=self.marker_writer,
                 topics=self.topics,
                 forwarding=self.forwarding,
@@ -291,6 +292,7 @@ class Broker:
     async def _close_server(self) -> None:
         await self.server.close(self.config.shutdown_timeout_ms / 1000)
         await self.verifier.close()
+        self.transaction_coordinators.stop()
         self.deadlines.close()
 
     # -- state ---------------------------------------------------------------------------------------------------------

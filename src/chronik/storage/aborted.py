@@ -139,9 +139,6 @@ class AbortedIndex:
         """Write the accumulated entries. After a failure they stay in memory."""
         if self._unwritten:
             try:
-                if self._written_count == 0:
-                    # A thread may still read a file that `reset` made obsolete.
-                    remove_files(self._disk, [self.path])
                 with closing(self._disk.open(self.path, create=True)) as file:
                     file.pwrite(self._unwritten, self._written_count * ENTRY.size)
                     file.truncate(self.count * ENTRY.size)

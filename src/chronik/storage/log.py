@@ -91,6 +91,7 @@ class Log:
         self._cleaned_upto = loaded.cleaned_upto
         self._compaction: CompactionJob | None = None
         self._last_aborted_offset = self._find_last_aborted()
+        """No abort marker is above it; the one there may have been removed since."""
 
     @staticmethod
     def open(
@@ -238,7 +239,7 @@ class Log:
         entry = aborted(header.producer_id, marker, ended)
         if entry is not None:
             segment.aborted.append(entry)
-            self._last_aborted_offset = entry.last_offset
+            self._last_aborted_offset = max(self._last_aborted_offset, entry.last_offset)
 
     def _is_due(self, segment: LogSegment, now_ms: int) -> bool:
         begun_ms = segment.first_append_ms
@@ -571,7 +572,6 @@ class Log:
 
     def _delete_first(self, count: int, is_start_set: bool = False) -> DeletionJob:
         removed = self._segments.remove(0, count)
-        self._last_aborted_offset = self._find_last_aborted()
         if removed:
             self.log_start_offset = max(self.log_start_offset, self._segments.all[0].base_offset)
         self.epochs.start_at(self.log_start_offset)
@@ -652,7 +652,6 @@ class Log:
             last = header_at(active.file, active.last_batch_position, active.size_bytes)
             self._syncs.appended(0, last.crc if last is not None else 0)
         self.producers = self._rebuild_producers()
-        self._last_aborted_offset = self._find_last_aborted()
 
     def _paths_upto(self, index: int) -> list[tuple[str, int]]:
         return [(segment.path, segment.size_bytes) for segment in self._segments.all[: index + 1]]
@@ -752,7 +751,7 @@ class Log:
             scrub.segment.offset_index, scrub.segment.time_index = fresh.offset_index, fresh.time_index
             if scrub.has_bad_aborted:
                 scrub.segment.aborted = fresh.aborted
-                self._last_aborted_offset = self._find_last_aborted()
+                self._last_aborted_offset = max(self._last_aborted_offset, self._find_last_aborted())
                 self._syncs.index_changed(fresh.aborted.path, self.config.checkpoint_bytes)
 
     def set_aside_from(self, offset: int, data_path: str, now_ms: int) -> list[str]:
@@ -857,7 +856,6 @@ class Log:
                 # Recovery compares the number of entries with the last checkpoint.
                 self._syncs.request_checkpoint(self.config.checkpoint_bytes)
             self._segments.replace(group.old, fresh)
-        self._last_aborted_offset = self._find_last_aborted()
         if job.is_done:
             self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)
         return job.cleanup(deleted, groups, lambda: self._cleaned_upto)

@@ -50,6 +50,8 @@ class ProducerState:
     """Of the last marker; -1 if there was none."""
     first_offset: int | None = None
     """Of the open transaction, if there is one."""
+    marker_offset: int = field(default=-1, compare=False)
+    """Of the last marker that this process saw in the log; not part of snapshots."""
 
 
 class LastBatch(NamedTuple):
@@ -137,6 +139,28 @@ class ProducerStates:
                 f"the marker {marker.coordinator_epoch}",
             )
 
+    def has_transaction(self, producer_id: int, epoch: int) -> bool:
+        """Return whether the producer has an open transaction with this epoch in the log."""
+        state = self._states.get(producer_id)
+        return state is not None and state.first_offset is not None and state.epoch == epoch
+
+    def check_verified(self, producer_id: int, epoch: int, verified_from: int) -> None:
+        """Raise KafkaError if the producer's transaction has ended since it was verified.
+
+        `verified_from` is the log end offset when the verification began, in the current leader epoch: a marker from
+        there on may be newer than the coordinator's answer.
+        """
+        state = self._states.get(producer_id)
+        if state is None:
+            return
+        if epoch < state.epoch:
+            raise _epoch_fenced(producer_id, epoch, state)
+        if state.marker_offset >= verified_from:
+            raise KafkaError(
+                ErrorCode.invalid_txn_state,
+                f"the transaction of producer {producer_id} ended at offset {state.marker_offset}",
+            )
+
     def follows_batch_from(self, offset: int, header: BatchHeader) -> bool:
         """Return whether the producer's last batch here is at or after `offset` and precedes this one in sequence."""
         state = self._states.get(header.producer_id)
@@ -180,7 +204,7 @@ class ProducerStates:
                 if len(state.batches) > BATCHES_KEPT:
                     del state.batches[0]
         self._states[producer_id] = state
-        if header.attributes & TRANSACTIONAL and state.first_offset is None:
+        if header[5] & TRANSACTIONAL and state.first_offset is None:
             state.first_offset = base_offset
             self.transactions.begin(producer_id, base_offset)
 
@@ -199,6 +223,7 @@ class ProducerStates:
         state.last_seen_ms = now_ms
         state.coordinator_epoch = marker.coordinator_epoch
         state.first_offset = None
+        state.marker_offset = offset
         return self.transactions.end(header.producer_id, offset)
 
     def open_transactions(self) -> Iterator[tuple[int, ProducerState]]:
@@ -251,9 +276,12 @@ def is_after(sequence: int, other: int) -> bool:
 
 
 def _fenced(header: BatchHeader, state: ProducerState) -> KafkaError:
+    return _epoch_fenced(header.producer_id, header.producer_epoch, state)
+
+
+def _epoch_fenced(producer_id: int, epoch: int, state: ProducerState) -> KafkaError:
     return KafkaError(
-        ErrorCode.invalid_producer_epoch,
-        f"producer {header.producer_id} has epoch {state.epoch}, the batch {header.producer_epoch}",
+        ErrorCode.invalid_producer_epoch, f"producer {producer_id} has epoch {state.epoch}, the batch {epoch}"
     )
 
 

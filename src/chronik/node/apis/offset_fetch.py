@@ -3,7 +3,8 @@
 Behaviour
 - Returns the committed offsets of the requested partitions, or -1 without an error if there is none, as for every
   partition of an unknown group. Null topics means all offsets of the group.
-- Returns only offsets that are in the log. `require_stable` never waits, because there are no transactions.
+- Returns only offsets that are in the log and not part of an open transaction. With `require_stable`, a partition with
+  an offset in an open transaction is UNSTABLE_OFFSET_COMMIT, until the transaction ends; the client retries.
 - If the coordinator moved or is loading, the error is in the group's entry from version 8, at the top level in versions
   2-7, and in each partition in version 1.
 Versions: 2 null topics, 5 leader epoch, 6 flexible, 7 require_stable, 8 many groups, 9 members of KIP-848 (accepted but
@@ -34,16 +35,17 @@ async def handle(groups: GroupService, metadata: MetadataLog, request: Request) 
     message = request.message
     version = request.api_version
     if version >= FIRST_VERSION_WITH_MANY_GROUPS:
-        return {"groups": [await _group(groups, metadata, version, group) for group in message.groups]}
-    fetched = await _group(groups, metadata, version, message)
+        return {"groups": [await _group(groups, metadata, request, group) for group in message.groups]}
+    fetched = await _group(groups, metadata, request, message)
     del fetched["group_id"]
     if fetched["error_code"] is not ErrorCode.none and message.topics is not None:
         return _failed_topics(message.topics, fetched["error_code"])
     return fetched
 
 
-async def _group(groups: GroupService, metadata: MetadataLog, version: int, group: Any) -> Values:
+async def _group(groups: GroupService, metadata: MetadataLog, request: Request, group: Any) -> Values:
     """Return one group's offsets. `group` is a group of the request, or the request itself before version 8."""
+    requires_stable = getattr(request.message, "require_stable", False)
     topics: list[RequestedTopic] = []
     partitions: list[TopicPartition] | None = None
     if group.topics is not None:
@@ -52,8 +54,9 @@ async def _group(groups: GroupService, metadata: MetadataLog, version: int, grou
     error, committed = await groups.committed(group.group_id, partitions)
     if error is not ErrorCode.none:
         return {"group_id": group.group_id, "error_code": error, "topics": []}
+    unstable = groups.unstable_partitions(group.group_id) if requires_stable else set()
     if group.topics is None:
-        topics = _all_topics(metadata.image, version, committed)
+        topics = _all_topics(metadata.image, request.api_version, committed)
     return {
         "group_id": group.group_id,
         "error_code": ErrorCode.none,
@@ -63,6 +66,8 @@ async def _group(groups: GroupService, metadata: MetadataLog, version: int, grou
                 "partitions": [
                     _failed(index, ErrorCode.unknown_topic_id)
                     if name is None
+                    else _failed(index, ErrorCode.unstable_offset_commit)
+                    if (name, index) in unstable
                     else _partition(index, committed.get((name, index)))
                     for index in indexes
                 ],

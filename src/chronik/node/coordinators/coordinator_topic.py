@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from itertools import groupby
+from typing import NamedTuple, Protocol
 
+from chronik.groups.offsets import Producer
+from chronik.groups.records import Record
 from chronik.groups.step import Append
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
 from chronik.metadata.image import ClusterImage
@@ -23,8 +26,16 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Buffer
 from chronik.observe.logging import Logger
-from chronik.wire.batch import check_batches, decode_batch, encode_batch, read_batch_header
+from chronik.wire.batch import (
+    BatchHeader,
+    check_batches,
+    decode_batch,
+    encode_batch,
+    read_batch_header,
+    read_marker,
+)
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import NewRecord
 
 COORDINATOR_TOPIC_CONFIGS: Mapping[str, str] = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
 """Small segments: only closed ones are compacted, and a new coordinator reads everything that compaction leaves."""
@@ -42,11 +53,22 @@ START_WAIT_S = 0.5
 STOP_WAIT_S = 5.0
 
 APPEND_BYTES_MAX = 512 * 1024
-"""Waiting appends to the same partition share a batch up to this size."""
+"""Waiting appends to the same partition share a write up to this size."""
 
 APPEND_TIMEOUT_S = 5.0
 """How long a batch may wait for the high watermark, like Kafka's `offsets.commit.timeout.ms`. After that it is unknown
 whether the batch will be committed, so the waiting requests get an error."""
+
+
+class LoadedRecords(NamedTuple):
+    """Consecutive records of a loading partition: of a batch in a producer's transaction, or of other batches.
+
+    With `is_commit` this is a marker, which ends the producer's transaction and has no records.
+    """
+
+    records: list[tuple[bytes | None, bytes | None]]
+    producer: Producer | None = None
+    is_commit: bool | None = None
 
 
 class Coordinator(Protocol):
@@ -59,7 +81,7 @@ class Coordinator(Protocol):
 
     def start_loading(self, partition: int) -> None: ...
 
-    def replay(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+    def replay(self, partition: int, loaded: LoadedRecords) -> None:
         """Read the next records of a loading partition, in log order."""
 
     def finish_loading(self, partition: int, leader_epoch: int) -> int:
@@ -215,7 +237,8 @@ class CoordinatorTopic:
         partition = self._host.partitions.get((self.name, index))
         if partition is None:
             raise KafkaError(ErrorCode.not_leader_or_follower, f"{self.name}-{index} is not open here")
-        # Only the coordinator writes here, and only after loading: nothing is missed beyond the current end.
+        # Only the coordinator writes here, and only after loading: nothing is missed beyond the current end. Markers of
+        # transactions are the exception: the groups' coordinator learns of those that are written while it loads.
         end_offset = partition.log_end_offset
         committed: asyncio.Future[None] = self._loop.create_future()
         partition.when_committed(end_offset, partial(resolve, committed))
@@ -227,9 +250,10 @@ class CoordinatorTopic:
             chunk = await self._runtime.run_blocking(partial(_read, read))
             if chunk is None:
                 break  # Compaction has removed the remaining records.
-            records, offset = chunk
-            self._coordinator.replay(index, records)
-            count += len(records)
+            parts, offset = chunk
+            for loaded in parts:
+                self._coordinator.replay(index, loaded)
+                count += len(loaded.records)
         if count:
             self._log.info(f"{self._what}_loaded", partition=index, records=count)
 
@@ -267,8 +291,9 @@ class CoordinatorTopic:
 
 @dataclass(eq=False)
 class Appender:
-    """Appends to one partition in order, one batch at a time; all waiting appends share the next batch (group commit).
+    """Appends to one partition in order, one write at a time; all waiting appends share the next one (group commit).
 
+    Consecutive appends share a batch too, except for those in different transactions.
     The number of waiting appends is bounded by the requests in flight, one for each connection.
     """
 
@@ -297,16 +322,32 @@ class Appender:
     async def _write_all(self) -> None:
         while self._waiting:
             taken = self._take()
-            error = await self._write(taken)
+            # No marker can be appended between this check and the append: neither waits.
+            refused = {append.token: error for append in taken if (error := self._check_transaction(append))}
+            accepted = [append for append in taken if append.token not in refused]
+            error = await self._write(accepted) if accepted else ErrorCode.none
+            outcomes = [(append, refused.get(append.token, error)) for append in taken]
             if error is ErrorCode.request_timed_out:
                 # Later appends cannot be committed before this batch and have already waited for it: fail them too.
-                taken += self._waiting
+                outcomes += [(append, ErrorCode.not_enough_replicas) for append in self._waiting]
                 self._waiting.clear()
-            for append in taken:
+            for append, outcome in outcomes:
                 if self._is_closed:
                     return
-                self._appended(append.token, error)
+                self._appended(append.token, outcome)
         self.task = None
+
+    def _check_transaction(self, append: Append) -> ErrorCode | None:
+        """Return why the append's transaction does not allow it any more, if so."""
+        partition = self._host.partitions.get((self._topic, self._partition))
+        if append.producer is None or partition is None:
+            return None
+        try:
+            partition.log.producers.check_verified(*append.producer, append.verified_from)
+        except KafkaError as error:
+            self._log.info(f"{self._what}_append_refused", partition=self._partition, reason=error.message)
+            return error.code
+        return None
 
     def _take(self) -> list[Append]:
         taken = [self._waiting.popleft()]
@@ -317,9 +358,12 @@ class Appender:
 
     async def _write(self, appends: list[Append]) -> ErrorCode:
         wall_ms = self._runtime.env.wall_ms()
-        batch = encode_batch([(key, value, [], wall_ms) for append in appends for key, value in append.records])
+        batches = b"".join(
+            _encode(producer, [record for append in run for record in append.records], wall_ms)
+            for producer, run in groupby(appends, key=lambda append: append.producer)
+        )
         try:
-            await self._host.append_internal(self._topic, self._partition, batch, APPEND_TIMEOUT_S)
+            await self._host.append_internal(self._topic, self._partition, batches, APPEND_TIMEOUT_S)
         except KafkaError as error:
             self._log.warning(f"{self._what}_append_failed", partition=self._partition, error=str(error))
             return error.code
@@ -333,10 +377,18 @@ def _size_bytes(append: Append) -> int:
     return sum(len(key) + len(value or b"") for key, value in append.records)
 
 
-def _read(job: Callable[[], Buffer]) -> tuple[list[tuple[bytes | None, bytes | None]], int] | None:
+def _encode(producer: Producer | None, records: Iterable[Record], wall_ms: int) -> bytes:
+    new_records: list[NewRecord] = [(key, value, [], wall_ms) for key, value in records]
+    if producer is None:
+        return encode_batch(new_records)
+    producer_id, epoch = producer
+    return encode_batch(new_records, producer_id=producer_id, producer_epoch=epoch, is_transactional=True)
+
+
+def _read(job: Callable[[], Buffer]) -> tuple[list[LoadedRecords], int] | None:
     """Return the records of a log chunk and the offset after it, or None if it is empty. Runs in the executor."""
     data = memoryview(job())
-    records: list[tuple[bytes | None, bytes | None]] = []
+    loaded = [LoadedRecords([])]
     next_offset: int | None = None
     while data:
         header = read_batch_header(data)
@@ -344,9 +396,21 @@ def _read(job: Callable[[], Buffer]) -> tuple[list[tuple[bytes | None, bytes | N
         next_offset = header.next_offset
         try:
             check_batches(batch, len(batch), from_producer=False)
-            if not header.is_control:
-                records += [(record.key, record.value) for record in decode_batch(batch)]
+            part = _decode(header, batch)
         except KafkaError:
             # A record without a key is treated as unreadable: one damaged batch must not affect other keys.
-            records.append((None, None))
-    return None if next_offset is None else (records, next_offset)
+            part = LoadedRecords([(None, None)])
+        if part.producer is None and loaded[-1].producer is None:
+            loaded[-1].records.extend(part.records)
+        else:
+            loaded.append(part)
+    return None if next_offset is None else (loaded, next_offset)
+
+
+def _decode(header: BatchHeader, batch: memoryview) -> LoadedRecords:
+    producer = Producer(header.producer_id, header.producer_epoch) if header.is_transactional else None
+    if header.is_control:
+        # Compaction may leave a marker's batch without its record: nothing that it decides is left.
+        is_marker = producer is not None and header.record_count > 0
+        return LoadedRecords([], producer, read_marker(batch).is_commit) if is_marker else LoadedRecords([])
+    return LoadedRecords([(record.key, record.value) for record in decode_batch(batch)], producer)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
+from chronik.groups.offsets import Producer
 from chronik.groups.records import CommittedOffset, TopicPartition
 from chronik.groups.step import Action, GroupSettings, Moment, Rebalanced
 from chronik.metadata.events import Event, TopicDeleted
 from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
+from chronik.node.coordinators.coordinator_topic import LoadedRecords
 from chronik.node.coordinators.service import CoordinatorService
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
@@ -57,6 +59,13 @@ class GroupService(CoordinatorService[GroupCoordinator]):
                 self._run(self._coordinator.topics_deleted((event.topic.name,), self._now()))
         super().metadata_changed(image, events)
 
+    def replay(self, partition: int, loaded: LoadedRecords) -> None:
+        records, producer, is_commit = loaded
+        if producer is not None and is_commit is not None:
+            self._coordinator.replay_marker(partition, producer, is_commit)
+        else:
+            self._coordinator.replay(partition, records, producer)
+
     def finish_loading(self, partition: int, leader_epoch: int) -> int:
         unreadable_count = self._coordinator.finish_loading(partition, self._now())
         self._forget_deleted_topics()
@@ -97,11 +106,49 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         errors: dict[TopicPartition, ErrorCode] = values["errors"]
         return errors
 
+    async def commit_transactional(
+        self, request: CommitRequest, producer: Producer, verify: Callable[[TopicPartition], Awaitable[ErrorCode]]
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Commit offsets as part of the producer's transaction.
+
+        `verify` has the transaction's coordinator confirm that the transaction is open and contains the group's
+        partition of the offsets topic. Without that, no marker would ever end it here.
+        """
+        await self.topic.ensure_exists()
+        index = self._authority(request.group_id).partition_of(request.group_id)
+        partition = None if index is None else self._host.partitions.get((OFFSETS_TOPIC, index))
+        if index is None or partition is None or not request.group_id:
+            raise KafkaError(ErrorCode.invalid_group_id, "a group needs a name, which is not too long")
+        leader_epoch, verified_from = partition.leader_epoch, partition.log_end_offset
+        if not partition.log.producers.has_transaction(*producer):
+            error = await verify((OFFSETS_TOPIC, index))
+            if error is not ErrorCode.none:
+                raise KafkaError(error, f"the transaction of producer {producer.producer_id} is not verified")
+            if partition.leader_epoch != leader_epoch:
+                raise KafkaError(ErrorCode.not_coordinator, f"{OFFSETS_TOPIC}-{index} has a new leader")
+        values = await self._submit(
+            request.group_id,
+            lambda token, at: self._coordinator.commit_transactional(request, producer, verified_from, token, at),
+        )
+        errors: dict[TopicPartition, ErrorCode] = values["errors"]
+        return errors
+
+    def transaction_ended(self, partition: int, producer_id: int, epoch: int, is_commit: bool) -> None:
+        """Apply a marker that is committed in a partition of the offsets topic.
+
+        This needs no lease: the log has decided it.
+        """
+        self._coordinator.transaction_ended(partition, Producer(producer_id, epoch), is_commit)
+
     async def committed(
         self, group_id: str, partitions: Iterable[TopicPartition] | None
     ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | None]]:
         await self.topic.ensure_exists()
         return self._authority(group_id).committed(group_id, partitions)
+
+    def unstable_partitions(self, group_id: str) -> set[TopicPartition]:
+        """Return the partitions whose committed offset an open transaction may change."""
+        return self._authority(group_id).unstable_partitions(group_id)
 
     async def delete_offsets(
         self, group_id: str, partitions: list[TopicPartition]
@@ -129,9 +176,6 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         if self._coordinator.is_loading:
             raise KafkaError(ErrorCode.coordinator_load_in_progress, "groups are being loaded")
         return self._coordinator.groups()
-
-    def transaction_ended(self, partition: int, producer_id: int, epoch: int, is_commit: bool) -> None:
-        """Apply a marker that is committed in a partition of the offsets topic. So far no offsets are transactional."""
 
     def lag_gauges(self) -> Iterator[GroupLag]:
         if not self._lease_is_valid():

@@ -22,7 +22,7 @@ from chronik.metadata.events import Event
 from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
-from chronik.node.coordinators.coordinator_topic import CoordinatorTopic
+from chronik.node.coordinators.coordinator_topic import CoordinatorTopic, LoadedRecords
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
@@ -151,8 +151,8 @@ class CoordinatorService(ABC, Generic[M]):
     def start_loading(self, partition: int) -> None:
         self._coordinator.start_loading(partition)
 
-    def replay(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        self._coordinator.replay(partition, records)
+    def replay(self, partition: int, loaded: LoadedRecords) -> None:
+        self._coordinator.replay(partition, loaded.records)
 
     @abstractmethod
     def finish_loading(self, partition: int, leader_epoch: int) -> int:

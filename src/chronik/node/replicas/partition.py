@@ -477,12 +477,13 @@ class Partition:
         return result
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
-        """Append a batch that this node built itself (group state)."""
+        """Append one or more batches that this node built itself (a coordinator's state)."""
         leader = self._appender
         if leader is None:
             raise self._not_leader()
         records = memoryview(bytearray(batch))
-        batches = check_batches(records, len(records))
+        # Not those of a producer: offsets in a transaction have no sequence.
+        batches = check_batches(records, len(records), from_producer=False)
         result = self._write(records, batches, leader.leader_epoch, now_ms)
         self._appended(len(records))
         return result
