@@ -9,7 +9,7 @@ from struct import pack
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import (
@@ -555,6 +555,38 @@ def test_a_reader_gets_an_error_if_the_index_is_damaged(damage: Callable[[Faulty
         aborted(log)
     assert raised.value.code == ErrorCode.kafka_storage_error
     assert disk.open_files == files
+
+
+@given(
+    st.booleans(),
+    st.lists(
+        st.tuples(st.integers(0, 100), st.sampled_from(["remove", "cut", "flip"]), st.integers(0, 500)), max_size=6
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_damage_to_any_file_but_the_batches_changes_no_transaction(
+    is_clean: bool, damages: list[tuple[int, str, int]]
+) -> None:
+    disk, expected = FaultyDisk(), new_log()
+    log = reopen(disk)
+    run_transactions(log, 42)
+    follow(log, expected)
+    if is_clean:
+        log.close()
+    disk.kill()
+    for number, kind, at in damages:
+        names = [name for name in disk.listdir(FOLDER) if not name.endswith(".log")]
+        path = f"{FOLDER}/{names[number % len(names)]}"
+        content = disk.content(path)
+        if kind == "remove":
+            disk.remove(path)
+        elif content and kind == "cut":
+            del content[at % len(content) :]
+        elif content:
+            content[at % len(content)] ^= 1 << at % 8
+    log = reopen(disk)
+    assert open_transactions(log) == open_transactions(expected)
+    assert aborted(log) == aborted(expected) and stable_offsets(log) == stable_offsets(expected)
 
 
 def test_an_index_that_cannot_be_written_stays_in_memory_and_prevents_a_clean_close() -> None:
