@@ -13,7 +13,7 @@ from tests.node.support_replicas import FakeCoordinator
 
 from chronik.client.connection import Connection
 from chronik.node.broker import Broker
-from chronik.node.replicas.verifier import Verifier
+from chronik.node.coordinators.transactions import Transactions
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import decode_batch, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode
@@ -302,13 +302,14 @@ async def test_a_healthy_leader_that_is_replaced_hands_over_all_acks_1_records(t
 async def test_transactional_batches_through_any_node_are_verified_by_their_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coordinators: dict[int, FakeCoordinator] = {}
+    coordinator = FakeCoordinator()
+    asked_by: list[int] = []
 
-    def make_verifier(broker: Broker) -> Verifier:
-        coordinators[broker.node_id] = FakeCoordinator()
-        return Verifier(broker.runtime, coordinators[broker.node_id])
+    async def verify(transactions: Transactions, *question: Any) -> Any:
+        asked_by.append(transactions._node_id)
+        return await coordinator.verify(*question)
 
-    monkeypatch.setattr(Broker, "_make_verifier", make_verifier)
+    monkeypatch.setattr(Transactions, "verify", verify)
 
     def body(version: int, producer_id: int) -> bytes:
         batch = encode_batch(
@@ -323,7 +324,6 @@ async def test_transactional_batches_through_any_node_are_verified_by_their_lead
         await create(await nodes.client(brokers[0]), "t")
         topic_id = brokers[0].image.topics["t"].id
         leader = leader_of(nodes, 0)
-        coordinator = coordinators[leader.node_id]
         client = await nodes.client(nodes.others(leader)[0])
         for producer_id, version in enumerate((7, 11, 12, 13)):
             response = read_produce_response(
@@ -336,7 +336,7 @@ async def test_transactional_batches_through_any_node_are_verified_by_their_lead
             (2, True),
             (3, True),
         ]
-        assert all(not other.requests for other in coordinators.values() if other is not coordinator)
+        assert set(asked_by) == {leader.node_id}
         coordinator.answer = ErrorCode.transaction_abortable
         codes = []
         for producer_id, version in ((10, 9), (11, 11), (12, 13)):

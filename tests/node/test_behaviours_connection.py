@@ -202,14 +202,27 @@ def test_a_batch_larger_than_the_receive_buffer_is_appended_whole(start_node: St
 # -- transactions ----------------------------------------------------------------------------------------------------
 
 
-def test_a_transactional_batch_needs_an_open_transaction(client: WireClient) -> None:
-    topic = client.new_topic()
-    transactional = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
-    assert client.produce(topic, transactional).error_code == ErrorCode.transactional_id_authorization_failed
-    found = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": "t", "key_type": 1})
+def test_a_transactional_batch_needs_the_id_of_an_open_transaction(client: WireClient) -> None:
+    topic, transactional_id = client.new_topic(), unique("t")
+    found = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": transactional_id, "key_type": 1})
     assert found.error_code is ErrorCode.none
-    refused = client.produce(topic, transactional, transactional_id="t")
-    assert refused.error_code == ErrorCode.invalid_producer_id_mapping
+    timeout = {"transaction_timeout": 60_000}
+    init = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
+    eventually(lambda: client.call(ApiKey.INIT_PRODUCER_ID, 4, init | timeout).error_code is ErrorCode.none, 10.0)
+    producer = client.call(ApiKey.INIT_PRODUCER_ID, 4, init | timeout)
+    transactional = batch(
+        b"x",
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    without_id = client.produce(topic, transactional)
+    assert without_id.error_code == ErrorCode.transactional_id_authorization_failed
+    of_another = client.produce(topic, transactional, transactional_id=unique("unknown"))
+    assert of_another.error_code == ErrorCode.invalid_producer_id_mapping
+    not_added = client.produce(topic, transactional, transactional_id=transactional_id)
+    assert not_added.error_code in (ErrorCode.invalid_txn_state, ErrorCode.transaction_abortable)
     assert client.records(topic) == []
 
 

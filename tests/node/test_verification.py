@@ -85,7 +85,7 @@ def test_an_old_answer_does_not_begin_the_next_transaction() -> None:
     producers = ProducerStates(1000)
     assert code_of(verifications, header(1), new, producers) is ErrorCode.none
     producers.record(header(1), 0, 1)
-    verifications.appended(7)
+    verifications.appended(header(1))
     assert code_of(verifications, header(0), old, producers) is ErrorCode.invalid_txn_state
 
 
@@ -106,6 +106,16 @@ def test_a_newer_epoch_fences_the_batches_that_wait() -> None:
     with pytest.raises(KafkaError) as fenced:
         verifications.join(header(epoch=3))
     assert fenced.value.code is ErrorCode.invalid_producer_epoch
+
+
+def test_an_epoch_that_is_not_verified_yet_does_not_stop_an_open_transaction() -> None:
+    verifications, producers = Verifications(), ProducerStates(1000)
+    producers.record(header(0, epoch=3), 0, 1)
+    pending = verifications.join(header(0, epoch=4))
+    verifications.check_order(header(1, epoch=3), None)
+    assert code_of(verifications, header(1, epoch=3), None, producers) is ErrorCode.none
+    verifications.appended(header(1, epoch=3))
+    assert verifications.join(header(0, epoch=4)) is pending
 
 
 def test_a_later_batch_does_not_begin_the_transaction_before_an_earlier_one() -> None:

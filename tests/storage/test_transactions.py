@@ -9,7 +9,7 @@ from struct import pack
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import (
@@ -28,7 +28,7 @@ from tests.storage.helpers import (
     sync,
 )
 
-from chronik.storage.aborted import ENTRY
+from chronik.storage.aborted import ENTRY, AbortedTransaction
 from chronik.storage.log import Log
 from chronik.storage.producers import PRODUCERS_MAX, ProducerStates
 from chronik.storage.scrubbing import SegmentScrub
@@ -511,7 +511,17 @@ def add_an_entry(disk: FaultyDisk, path: str) -> None:
     disk.content(path).extend(ENTRY.pack(0, 77, 1, 1 << 40, 2))
 
 
-@pytest.mark.parametrize("damage", [delete_file, cut_off_an_entry, cut_into_an_entry, add_an_entry])
+def flip(at: int) -> Callable[[FaultyDisk, str], None]:
+    def flip_a_bit(disk: FaultyDisk, path: str) -> None:
+        disk.content(path)[at] ^= 1
+
+    return flip_a_bit
+
+
+DAMAGES = [delete_file, cut_off_an_entry, cut_into_an_entry, add_an_entry, *(flip(at) for at in (1, 9, 17, 25, 33))]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_opening_a_log_rebuilds_a_damaged_index(damage: Callable[[FaultyDisk, str], None], is_clean: bool) -> None:
     disk, expected = FaultyDisk(), new_log()
@@ -534,19 +544,49 @@ def test_opening_a_log_rebuilds_a_damaged_index(damage: Callable[[FaultyDisk, st
         assert log.close()
 
 
-def test_a_reader_gets_an_error_if_the_index_is_gone_and_no_aborted_records() -> None:
+@pytest.mark.parametrize("damage", [each for each in DAMAGES if each is not add_an_entry])
+def test_a_reader_gets_an_error_if_the_index_is_damaged(damage: Callable[[FaultyDisk, str], None]) -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     run_transactions(log, 42)
-    first, second = index_paths(disk)[:2]
-    disk.remove(first)
-    del disk.content(second)[-1:]
+    damage(disk, index_paths(disk)[1])
     files = disk.open_files
-    for offset in (0, log._segments.all[1].base_offset):
-        with pytest.raises(KafkaError) as raised:
-            aborted(log, offset)
-        assert raised.value.code == ErrorCode.kafka_storage_error
+    with pytest.raises(KafkaError) as raised:
+        aborted(log)
+    assert raised.value.code == ErrorCode.kafka_storage_error
     assert disk.open_files == files
+
+
+@given(
+    st.booleans(),
+    st.lists(
+        st.tuples(st.integers(0, 100), st.sampled_from(["remove", "cut", "flip"]), st.integers(0, 500)), max_size=6
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_damage_to_any_file_but_the_batches_changes_no_transaction(
+    is_clean: bool, damages: list[tuple[int, str, int]]
+) -> None:
+    disk, expected = FaultyDisk(), new_log()
+    log = reopen(disk)
+    run_transactions(log, 42)
+    follow(log, expected)
+    if is_clean:
+        log.close()
+    disk.kill()
+    for number, kind, at in damages:
+        names = [name for name in disk.listdir(FOLDER) if not name.endswith(".log")]
+        path = f"{FOLDER}/{names[number % len(names)]}"
+        content = disk.content(path)
+        if kind == "remove":
+            disk.remove(path)
+        elif content and kind == "cut":
+            del content[at % len(content) :]
+        elif content:
+            content[at % len(content)] ^= 1 << at % 8
+    log = reopen(disk)
+    assert open_transactions(log) == open_transactions(expected)
+    assert aborted(log) == aborted(expected) and stable_offsets(log) == stable_offsets(expected)
 
 
 def test_an_index_that_cannot_be_written_stays_in_memory_and_prevents_a_clean_close() -> None:
@@ -679,23 +719,7 @@ def test_retention_deletes_open_transactions_up_to_the_high_watermark_as_kafka_d
     assert open_transactions(log) == {1: 0}
 
 
-def damaged_scrubs() -> list[Callable[[FaultyDisk, str], None]]:
-    def lie(at: int) -> Callable[[FaultyDisk, str], None]:
-        def flip(disk: FaultyDisk, path: str) -> None:
-            disk.content(path)[at] ^= 1
-
-        return flip
-
-    return [
-        delete_file,
-        cut_off_an_entry,
-        cut_into_an_entry,
-        add_an_entry,
-        *(lie(at) for at in (1, 9, 17, 25, 33)),
-    ]
-
-
-@pytest.mark.parametrize("damage", damaged_scrubs())
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_scrubbing_finds_a_wrong_index_and_rebuilding_restores_it(damage: Callable[[FaultyDisk, str], None]) -> None:
     disk, expected = FaultyDisk(), new_log()
     log = reopen(disk)
@@ -720,6 +744,33 @@ def test_scrubbing_finds_a_wrong_index_and_rebuilding_restores_it(damage: Callab
     log = reopen(disk)
     assert bytes(disk.content(path)) == content
     assert_same_transactions(expected, log)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entries: [entries[0]._replace(producer_id=8), *entries[1:]],
+        lambda entries: [*entries[:-1], entries[-1]._replace(first_offset=entries[-1].first_offset + 1)],
+        lambda entries: [*entries[:-1], entries[-1]._replace(last_offset=entries[-1].last_offset - 1)],
+        lambda entries: [*entries[:-1], entries[-1]._replace(last_stable_offset=entries[-1].last_offset + 5)],
+        lambda entries: entries[:-1],
+        lambda entries: [*entries, entries[-1]._replace(last_offset=entries[-1].last_offset + 1)],
+    ],
+)
+def test_scrubbing_compares_the_index_with_the_markers(
+    change: Callable[[list[AbortedTransaction]], list[AbortedTransaction]],
+) -> None:
+    log = new_log()
+    run_transactions(log, 42)
+    segment = log._segments.all[1]
+    entries = segment.aborted.view().read()
+    assert entries[-1].first_offset > segment.base_offset
+    # The checksum is right, as after a bug.
+    segment.aborted.replace(change(entries))
+    scrub = scrubbed(log, segment.base_offset)
+    assert scrub.has_bad_aborted
+    log.indexes_rebuilt(scrub, log.rebuild_indexes_job(scrub)())
+    assert segment.aborted.view().read() == entries
 
 
 def scrubbed(log: Log, base_offset: int) -> SegmentScrub:

@@ -150,7 +150,7 @@ class Broker:
             runtime, self.metadata, member.peers, self.transactions, self.groups.partition_of
         )
         self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
-        self.verifier = self._make_verifier()
+        self.verifier = Verifier(runtime, self.transaction_coordinators)
         self.departures = Departures(runtime, self.metadata, member.peers.status)
         self.watermarks = WatermarkWatch(runtime, self.host.partitions)
         self._housekeeping = Housekeeping(runtime, self.host, self.age_clock.now_ms)
@@ -180,9 +180,6 @@ class Broker:
         self._envelopes.serve(self.handlers)
         self._peer_apis = PeerApis(held.internal_server, member, self._envelopes, log)
         self._closers: list[Callable[[], Awaitable[None]]] = []
-
-    def _make_verifier(self) -> Verifier:
-        return Verifier(self.runtime, self.transaction_coordinators)
 
     def _make_host(self, folder: DataFolder, incarnation: UUID) -> PartitionHost:
         # Lambdas, because `member` is created later: it needs the partitions, and they need it.

@@ -9,10 +9,11 @@ transaction with records:
     last_offset         int64   of its marker, which is in this segment
     last_stable_offset  int64   right after the marker: later entries have no transaction that begins below it
 
-Entries are in the order of their markers. Unlike the other indexes (see `index`), a lost entry would give a wrong
-result: consumers would read aborted records. So the number of entries is known: the log keeps it in memory, a snapshot
-(see `snapshot`) stores it, and a mismatch is an error to readers. When the log is opened, and when the segment is
-scrubbed, a missing or wrong index is rebuilt from the batches.
+Entries are in the order of their markers. Unlike the other indexes (see `index`), a lost or damaged entry would give a
+wrong result: consumers would read aborted records, or miss committed ones. So the number of entries and their checksum
+are known: the log keeps them in memory, a snapshot (see `snapshot`) stores them, and readers get an error if they do
+not match. When the log is opened, and when the segment is scrubbed, a missing or wrong index is rebuilt from the
+batches.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
+
+from crc32c import crc32c
 
 from chronik.storage.batches import walk_headers
 from chronik.storage.disk import Disk, File, read_file, remove_files, write_file_atomic
@@ -39,6 +42,16 @@ class AbortedTransaction(NamedTuple):
     first_offset: int
     last_offset: int
     last_stable_offset: int
+
+
+class Summary(NamedTuple):
+    """What a segment's index must hold: the number of entries, and the CRC32C of all of them."""
+
+    entries: int
+    crc: int
+
+
+EMPTY: Final = Summary(0, 0)
 
 
 def aborted(producer_id: int, marker: Marker, ended: EndedTransaction | None) -> AbortedTransaction | None:
@@ -72,6 +85,7 @@ class AbortedView(NamedTuple):
     file: File | None
     written_count: int
     unwritten: bytes
+    crc: int
 
     def read(self) -> list[AbortedTransaction]:
         """Raises KAFKA_STORAGE_ERROR if the file does not have the expected entries."""
@@ -80,7 +94,7 @@ class AbortedView(NamedTuple):
         finally:
             self.close()
         entries = decode_entries(data + self.unwritten)
-        if len(data) < self.written_count * ENTRY.size or entries is None:
+        if entries is None or crc32c(data + self.unwritten) != self.crc:
             raise _damaged(self.path)
         return entries
 
@@ -101,11 +115,16 @@ class AbortedIndex:
     lowest_first_offset: int = 0
     last: AbortedTransaction | None = None
     _written_count: int = 0
+    _crc: int = 0
     _unwritten: bytearray = field(default_factory=bytearray)
 
     @property
     def count(self) -> int:
         return self._written_count + len(self._unwritten) // ENTRY.size
+
+    @property
+    def summary(self) -> Summary:
+        return Summary(self.count, self._crc)
 
     @property
     def file_count(self) -> int:
@@ -124,8 +143,10 @@ class AbortedIndex:
 
     def append(self, entry: AbortedTransaction) -> None:
         """Add an entry; it is written later, in a block."""
+        data = encode_entries([entry])
         self._note([entry])
-        self._unwritten += encode_entries([entry])
+        self._crc = crc32c(data, self._crc)
+        self._unwritten += data
         if len(self._unwritten) >= UNWRITTEN_ENTRIES_MAX * ENTRY.size:
             self.try_write()
 
@@ -154,18 +175,18 @@ class AbortedIndex:
             file = self._disk.open(self.path) if self._written_count else None
         except FileNotFoundError:
             raise _damaged(self.path) from None
-        return AbortedView(self.path, file, self._written_count, bytes(self._unwritten))
+        return AbortedView(self.path, file, self._written_count, bytes(self._unwritten), self._crc)
 
-    def load(self, count: int) -> bool:
-        """Take over the file's first `count` entries, and remove the others. Blocks.
+    def load(self, summary: Summary) -> bool:
+        """Take over the file's first entries, and remove any after them. Blocks.
 
         Return False, without a change, if the file does not have them.
         """
-        data = read_file(self._disk, self.path) or b""
-        entries = decode_entries(data[: count * ENTRY.size])
-        if entries is None or len(entries) != count:
+        data = (read_file(self._disk, self.path) or b"")[: summary.entries * ENTRY.size]
+        entries = decode_entries(data)
+        if entries is None or (len(entries), crc32c(data)) != summary:
             return False
-        self._truncate(count)
+        self._truncate(summary.entries)
         self.adopt(entries)
         return True
 
@@ -210,6 +231,7 @@ class AbortedIndex:
     def adopt(self, entries: Sequence[AbortedTransaction]) -> None:
         """Note that the file holds these entries."""
         self._written_count, self._unwritten, self.last = len(entries), bytearray(), None
+        self._crc = crc32c(encode_entries(entries))
         self._note(entries)
 
 

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final
 
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
-from chronik.storage.aborted import AbortedJob, aborted, derive_last, search
+from chronik.storage.aborted import AbortedJob, Summary, aborted, derive_last, search
 from chronik.storage.batches import header_at
 from chronik.storage.compaction import CompactionJob, replace_segments
 from chronik.storage.config import LogConfig
@@ -457,20 +457,21 @@ class Log:
         """Return a job for a thread that finds the aborted transactions that overlap [offset, upto_offset).
 
         None if there are none. Create it together with the read of the same range: compaction removes the entries of
-        transactions whose records it removes. Call or close the job: it holds files open.
+        transactions whose records it removes. Call or close the job: it holds files open. KAFKA_STORAGE_ERROR, here or
+        from the job, means that an index is damaged.
         """
         if offset > self._last_aborted_offset or offset >= upto_offset:
             return None
         segments = self._segments.all[self._segments.index_of(offset) :]
         return search((segment.aborted for segment in segments), offset, upto_offset)
 
-    def write_aborted(self) -> Mapping[int, int] | None:
-        """Write the transaction indexes; return each one's number of entries by segment, None if that fails."""
+    def write_aborted(self) -> Mapping[int, Summary] | None:
+        """Write the indexes of aborted transactions; return what they hold, by segment, or None if that fails."""
         if self._last_aborted_offset < 0:
             return {}
         indexes = {segment.base_offset: segment.aborted for segment in self._segments.all if segment.aborted.count}
         is_written = all(index.try_write() for index in indexes.values())
-        return {base_offset: index.count for base_offset, index in indexes.items()} if is_written else None
+        return {base_offset: index.summary for base_offset, index in indexes.items()} if is_written else None
 
     def _find_last_aborted(self) -> int:
         """Return the offset of the last abort marker in the indexes, -1 if there is none."""
@@ -705,14 +706,7 @@ class Log:
         may_have_gap = self._may_have_gap_after(index)
         epochs = LeaderEpochs(self.epochs.entries())
         segments[index].aborted.try_write()
-        earlier = [
-            (segment.base_offset, segment.size_bytes)
-            for number, segment in enumerate(segments[:index])
-            if not self._may_have_gap_after(number)
-        ]
-        return SegmentScrub(
-            self.disk, segments[index], next_base, may_have_gap=may_have_gap, epochs=epochs, earlier=earlier
-        )
+        return SegmentScrub(self.disk, segments[index], next_base, may_have_gap=may_have_gap, epochs=epochs)
 
     def _may_have_gap_after(self, index: int) -> bool:
         """Return whether compaction may have left a gap between this segment's last batch and its end."""

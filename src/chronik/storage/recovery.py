@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from chronik.storage.aborted import TransactionScan, aborted
+from chronik.storage.aborted import EMPTY, TransactionScan, aborted
 from chronik.storage.batches import header_at, is_intact, is_zero, scan_batches, used_bytes, walk_headers
 from chronik.storage.compaction import CLEANER_NAME, finish_swaps
 from chronik.storage.config import LogConfig
@@ -260,18 +260,17 @@ class LoadedLog:
         return offset, False
 
     def _check_aborted(self, segments: list[LogSegment], snapshot: Snapshot) -> None:
-        """Load the transaction indexes up to the snapshot; rebuild them if one does not have the entries expected.
+        """Load the indexes of aborted transactions up to the snapshot; rebuild them if one is not as expected.
 
-        Compaction may have changed them since: then the number of entries differs, or a segment is missing.
+        Compaction may have changed them since: then one differs, or a segment is missing.
         """
-        counts = snapshot.aborted_counts
         bases = {segment.base_offset for segment in segments}
-        is_good = all(base in bases or base < segments[0].base_offset for base in counts)
+        is_good = all(base in bases or base < segments[0].base_offset for base in snapshot.aborted)
         for segment in segments:
-            count = counts.get(segment.base_offset, 0)
-            if segment is not segments[-1] and segment.aborted.file_count != count:
+            summary = snapshot.aborted.get(segment.base_offset, EMPTY)
+            if segment is not segments[-1] and segment.aborted.file_count != summary.entries:
                 is_good = False
-            is_good = is_good and segment.aborted.load(count)
+            is_good = is_good and segment.aborted.load(summary)
         if is_good:
             return
         scan = TransactionScan()
@@ -409,7 +408,7 @@ class LoadedLog:
             upto = snapshot.position
         else:
             upto = 0
-            segment.aborted.load(0)
+            segment.aborted.load(EMPTY)
         segment.clear_indexes()
         for position, header in walk_headers(segment.file, 0, upto):
             interval = self.config.index_interval_bytes

@@ -11,14 +11,13 @@ Damage in an index loses no record: the index is rebuilt. Any other damage means
 """
 
 import errno
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from struct import Struct
 from typing import Final
 
-from chronik.storage.aborted import AbortedTransaction, decode_entries
+from crc32c import crc32c
+
+from chronik.storage.aborted import AbortedTransaction, Summary, decode_entries
 from chronik.storage.batches import SCAN_READ_BYTES, is_zero, scan_batches
 from chronik.storage.disk import Disk, File, read_file
 from chronik.storage.epochs import UNDEFINED, LeaderEpochs
@@ -26,7 +25,6 @@ from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, Entry
 from chronik.storage.segment import LogSegment
 from chronik.storage.transactions import OpenTransactions, marker_of
 from chronik.wire.batch import BatchHeader, Marker
-from chronik.wire.errors import KafkaError
 
 PIECE_BYTES: Final = SCAN_READ_BYTES
 
@@ -39,19 +37,9 @@ class SegmentScrub:
     """
 
     def __init__(
-        self,
-        disk: Disk,
-        segment: LogSegment,
-        next_base: int,
-        *,
-        may_have_gap: bool,
-        epochs: LeaderEpochs,
-        earlier: Sequence[tuple[int, int]] = (),
+        self, disk: Disk, segment: LogSegment, next_base: int, *, may_have_gap: bool, epochs: LeaderEpochs
     ) -> None:
-        """`next_base` is the start of the next segment; if `may_have_gap`, compaction may have left a gap before it.
-
-        `earlier` are the segments before this one, by base offset and size, which compaction has not changed.
-        """
+        """`next_base` is the start of the next segment; if `may_have_gap`, compaction may have left a gap before it."""
         self.segment = segment
         self.is_done = False
         self.damage = ""
@@ -69,8 +57,7 @@ class SegmentScrub:
         self._epochs = epochs
         self._offset_entries = _Entries(OFFSET_ENTRY)
         self._time_entries = _Entries(TIME_ENTRY)
-        self._earlier = earlier
-        self._aborted = _AbortedEntries(segment.base_offset, segment.aborted.count)
+        self._aborted = _AbortedEntries(segment.base_offset, segment.aborted.summary)
 
     def step(self) -> None:
         """Read and check the next piece. An OSError is not damage, unless the device cannot read (EIO)."""
@@ -133,32 +120,9 @@ class SegmentScrub:
             self._set_damage(f"it ends at offset {self.offset}, and the next segment begins at {self._next_base}")
         else:
             are_correct = self._offset_entries.are_correct() and self._time_entries.are_correct()
-            self.has_bad_aborted = not self._aborted.are_correct() or not all(
-                self._may_begin_earlier(entry) for entry in self._aborted.begun_earlier
-            )
+            self.has_bad_aborted = not self._aborted.are_correct()
             self.has_bad_index = self.has_bad_aborted or (self.segment.size_bytes > 0 and not are_correct)
             self.is_done = True
-
-    def _may_begin_earlier(self, entry: AbortedTransaction) -> bool:
-        """Return False if the transaction certainly does not begin where its entry says, in an earlier segment."""
-        index = bisect_right(self._earlier, entry.first_offset, key=itemgetter(0)) - 1
-        if index < 0:
-            return True
-        segment = LogSegment(self._disk, self.segment.folder, *self._earlier[index])
-        try:
-            with segment.brief_view() as view:
-                batch = view.find(entry.first_offset)
-        except FileNotFoundError:
-            # Retention removed it in the meantime.
-            return True
-        except KafkaError:
-            # It is damaged, which its own scrub finds.
-            return True
-        if batch is None:
-            return False
-        header = batch[1]
-        is_first = header.base_offset == entry.first_offset and header.producer_id == entry.producer_id
-        return is_first and header.is_transactional and not header.is_control
 
     def _set_damage(self, damage: str) -> None:
         self.damage = damage
@@ -203,18 +167,17 @@ class _AbortedEntries:
     removed all their records, they have none.
     """
 
-    def __init__(self, base_offset: int, count: int) -> None:
-        """`count` is the number of entries that the log knows."""
+    def __init__(self, base_offset: int, summary: Summary) -> None:
         self._base_offset = base_offset
-        self._count = count
+        self._summary = summary
         self._is_wrong = False
         self._entries: list[AbortedTransaction] = []
         self._open = OpenTransactions()
-        self.begun_earlier: list[AbortedTransaction] = []
 
     def load(self, disk: Disk, path: str) -> None:
-        entries = decode_entries(read_file(disk, path) or b"")
-        if entries is None or len(entries) != self._count:
+        data = read_file(disk, path) or b""
+        entries = decode_entries(data)
+        if entries is None or (len(entries), crc32c(data)) != self._summary:
             self._is_wrong = True
         else:
             self._entries = entries[::-1]
@@ -239,8 +202,6 @@ class _AbortedEntries:
             and (entry.last_stable_offset < self._base_offset or entry.last_stable_offset == stable)
         )
         self._is_wrong = self._is_wrong or not is_correct
-        if entry.first_offset < self._base_offset:
-            self.begun_earlier.append(entry)
 
     def are_correct(self) -> bool:
         """Return whether, after all batches, each entry described one of them."""

@@ -33,6 +33,7 @@ The file `NNN.snapshot`, NNN being the offset in 20 digits; all integers big-end
     index_count *         int32    then for each segment with aborted transactions (see `aborted`):
       segment_base        int64
       entries             int32
+      crc                 uint32   CRC32C of the entries
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from chronik.storage.aborted import Summary
 from chronik.storage.producers import ProducerState, ProducerStates, SentBatch
 
 VERSION: Final = 2
@@ -51,7 +53,7 @@ _BATCH: Final = Struct(">iiqqq")
 _TRANSACTION: Final = Struct(">iq")
 _COUNT: Final = Struct(">i")
 _ENDED: Final = Struct(">qq")
-_ABORTED: Final = Struct(">qi")
+_ABORTED: Final = Struct(">qiI")
 
 
 class Snapshot(NamedTuple):
@@ -68,8 +70,8 @@ class Snapshot(NamedTuple):
     first_append_ms: int
     producers: Sequence[tuple[int, ProducerState]]
     ended: Sequence[tuple[int, int]]
-    aborted_counts: Mapping[int, int]
-    """How many aborted transactions the index of each segment has, up to the snapshot's offset."""
+    aborted: Mapping[int, Summary]
+    """The index of aborted transactions of each segment that has one, up to the snapshot's offset."""
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
@@ -81,8 +83,8 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         parts.append(_TRANSACTION.pack(state.coordinator_epoch, first_offset))
     parts.append(_COUNT.pack(len(snapshot.ended)))
     parts += [_ENDED.pack(*each) for each in snapshot.ended]
-    parts.append(_COUNT.pack(len(snapshot.aborted_counts)))
-    parts += [_ABORTED.pack(*each) for each in snapshot.aborted_counts.items()]
+    parts.append(_COUNT.pack(len(snapshot.aborted)))
+    parts += [_ABORTED.pack(base_offset, *summary) for base_offset, summary in snapshot.aborted.items()]
     body = b"".join(parts)
     return _PREFIX.pack(VERSION, crc32c(body)) + body
 
@@ -108,7 +110,7 @@ def decode_snapshot(data: bytes) -> Snapshot | None:
                 at += _TRANSACTION.size
             producers.append((producer_id, state))
         ended: list[tuple[int, int]] = []
-        aborted_counts: dict[int, int] = {}
+        aborted: dict[int, Summary] = {}
         if version > 1:
             (ended_count,) = _COUNT.unpack_from(data, at)
             at += _COUNT.size
@@ -116,10 +118,12 @@ def decode_snapshot(data: bytes) -> Snapshot | None:
             at += ended_count * _ENDED.size
             (index_count,) = _COUNT.unpack_from(data, at)
             at += _COUNT.size
-            aborted_counts = dict(_ABORTED.unpack_from(data, at + i * _ABORTED.size) for i in range(index_count))
+            for i in range(index_count):
+                base_offset, *summary = _ABORTED.unpack_from(data, at + i * _ABORTED.size)
+                aborted[base_offset] = Summary(*summary)
     except error:
         return None
-    return Snapshot._make([*fixed, producers, ended, aborted_counts])
+    return Snapshot._make([*fixed, producers, ended, aborted])
 
 
 def restore_producers(snapshot: Snapshot | None, expiration_ms: int, first_base: int) -> ProducerStates:

@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
+from chronik.storage.aborted import Summary
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk, remove_files, write_file_atomic
 from chronik.storage.epochs import LeaderEpochs
@@ -35,8 +36,8 @@ class Syncable(Protocol):
     producers: ProducerStates
     epochs: LeaderEpochs
 
-    def write_aborted(self) -> Mapping[int, int] | None:
-        """Write the transaction indexes; return each one's number of entries by segment, None if that fails."""
+    def write_aborted(self) -> Mapping[int, Summary] | None:
+        """Write the indexes of aborted transactions; return what they hold, by segment, or None if that fails."""
 
 
 class Checkpoint(NamedTuple):
@@ -200,8 +201,8 @@ class LogSyncs:
     def _checkpoint(self, log: Syncable, active: LogSegment) -> Checkpoint | None:
         if not active.offset_index.try_write() or not active.time_index.try_write():
             return None
-        aborted_counts = log.write_aborted()
-        if aborted_counts is None:
+        aborted = log.write_aborted()
+        if aborted is None:
             return None
         offset = log.log_end_offset
         max_timestamp, max_timestamp_offset = active.largest_timestamp()
@@ -219,7 +220,7 @@ class LogSyncs:
             -1 if active.first_append_ms is None else active.first_append_ms,
             list(log.producers.items()),
             list(log.producers.transactions.ended()),
-            aborted_counts,
+            aborted,
         )
         indexes, self._indexes = self._indexes, []
         others = [other for other in self.snapshots if other != offset]

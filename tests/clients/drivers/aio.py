@@ -64,9 +64,40 @@ class Aiokafka:
 
         _run(run())
 
-    def read(self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)) -> list[Received]:
+    def transact(
+        self, bootstrap: str, topic: str, transactional_id: str, transactions: Sequence[tuple[Sequence[Sent], bool]]
+    ) -> None:
+        async def run() -> None:
+            producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
+            await producer.start()
+            try:
+                for records, is_commit in transactions:
+                    await producer.begin_transaction()
+                    for record in records:
+                        await producer.send(topic, value=record.value, key=record.key, partition=record.partition)
+                    await producer.flush()
+                    await (producer.commit_transaction() if is_commit else producer.abort_transaction())
+            finally:
+                await producer.stop()
+
+        _run(run())
+
+    def read_committed(
+        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
+    ) -> list[Received]:
+        return self.read(bootstrap, topic, count, partitions=partitions, isolation_level="read_committed")
+
+    def read(
+        self,
+        bootstrap: str,
+        topic: str,
+        count: int,
+        *,
+        partitions: Sequence[int] = (0,),
+        isolation_level: str = "read_uncommitted",
+    ) -> list[Received]:
         async def run() -> list[Received]:
-            async with _consumer(bootstrap) as consumer:
+            async with _consumer(bootstrap, isolation_level) as consumer:
                 assigned = [aiokafka.TopicPartition(topic, partition) for partition in partitions]
                 consumer.assign(assigned)
                 await consumer.seek_to_beginning(*assigned)
@@ -232,8 +263,10 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 @asynccontextmanager
-async def _consumer(bootstrap: str) -> AsyncIterator[Any]:
-    consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+async def _consumer(bootstrap: str, isolation_level: str = "read_uncommitted") -> AsyncIterator[Any]:
+    consumer = aiokafka.AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, enable_auto_commit=False, isolation_level=isolation_level
+    )
     await consumer.start()
     try:
         yield consumer

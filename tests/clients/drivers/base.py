@@ -12,6 +12,7 @@ from typing import Protocol
 Headers = tuple[tuple[str, bytes | None], ...]
 
 CLIENTS = ("kafka-python", "confluent-kafka", "aiokafka", "kcat", "java-4.3", "java-3.9")
+TRANSACTIONAL = ("kafka-python", "confluent-kafka", "aiokafka", "java-4.3", "java-3.9")
 ADMINS = ("kafka-python", "confluent-kafka", "aiokafka", "java-4.3", "java-3.9")
 GROUP_ADMINS = ("kafka-python", "confluent-kafka", "java-4.3", "java-3.9")
 COOPERATIVE = ("kafka-python", "confluent-kafka", "java-4.3", "java-3.9")
@@ -92,6 +93,22 @@ class Client(Protocol):
 
     def offset_at(self, bootstrap: str, topic: str, timestamp_ms: int) -> int | None:
         """Return the first offset of partition 0 with this timestamp or a later one."""
+        ...
+
+
+class TransactionalClient(Client, Protocol):
+    """A client that has transactions."""
+
+    def transact(
+        self, bootstrap: str, topic: str, transactional_id: str, transactions: Sequence[tuple[Sequence[Sent], bool]]
+    ) -> None:
+        """Send each transaction's records with one producer; commit the transaction if its flag is set, else abort."""
+        ...
+
+    def read_committed(
+        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
+    ) -> list[Received]:
+        """As `read`, with isolation level read_committed."""
         ...
 
 

@@ -67,8 +67,36 @@ class Confluent:
         if unsent:
             raise ClientError(None, f"{unsent} records were not sent within {READ_TIMEOUT_S} s")
 
-    def read(self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)) -> list[Received]:
-        with _consumer(bootstrap) as consumer:
+    def transact(
+        self, bootstrap: str, topic: str, transactional_id: str, transactions: Sequence[tuple[Sequence[Sent], bool]]
+    ) -> None:
+        producer = ck.Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+        producer.init_transactions(READ_TIMEOUT_S)
+        for records, is_commit in transactions:
+            producer.begin_transaction()
+            for record in records:
+                producer.produce(topic, value=record.value, key=record.key, partition=record.partition)
+            if is_commit:
+                producer.commit_transaction(READ_TIMEOUT_S)
+            else:
+                producer.flush(READ_TIMEOUT_S)
+                producer.abort_transaction(READ_TIMEOUT_S)
+
+    def read_committed(
+        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
+    ) -> list[Received]:
+        return self.read(bootstrap, topic, count, partitions=partitions, isolation_level="read_committed")
+
+    def read(
+        self,
+        bootstrap: str,
+        topic: str,
+        count: int,
+        *,
+        partitions: Sequence[int] = (0,),
+        isolation_level: str = "read_committed",
+    ) -> list[Received]:
+        with _consumer(bootstrap, isolation_level) as consumer:
             consumer.assign([ck.TopicPartition(topic, partition, ck.OFFSET_BEGINNING) for partition in partitions])
             got: list[Received] = []
 
@@ -206,13 +234,15 @@ def _errors() -> Iterator[None]:
 
 
 @contextmanager
-def _consumer(bootstrap: str) -> Iterator[Any]:
+def _consumer(bootstrap: str, isolation_level: str = "read_committed") -> Iterator[Any]:
+    """The default is librdkafka's own."""
     consumer = ck.Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": "assigned-by-hand",
             "enable.auto.commit": False,
             "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "isolation.level": isolation_level,
         }
     )
     try:

@@ -178,8 +178,37 @@ class Java:
             fields += [field for header in record.headers for field in header]
         self.jvm.call("produce", *fields)
 
-    def read(self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)) -> list[Received]:
-        settings = _settings({"bootstrap.servers": bootstrap, "fetch.max.wait.ms": str(FETCH_WAIT_MS)})
+    def transact(
+        self, bootstrap: str, topic: str, transactional_id: str, transactions: Sequence[tuple[Sequence[Sent], bool]]
+    ) -> None:
+        settings = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "max.block.ms": "15000"}
+        fields: list[Field] = [*_settings(settings), topic, len(transactions)]
+        for records, is_commit in transactions:
+            fields += ["commit" if is_commit else "abort", len(records)]
+            fields += [field for record in records for field in (record.partition, record.key, record.value)]
+        self.jvm.call("transact", *fields)
+
+    def read_committed(
+        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
+    ) -> list[Received]:
+        return self.read(bootstrap, topic, count, partitions=partitions, isolation_level="read_committed")
+
+    def read(
+        self,
+        bootstrap: str,
+        topic: str,
+        count: int,
+        *,
+        partitions: Sequence[int] = (0,),
+        isolation_level: str = "read_uncommitted",
+    ) -> list[Received]:
+        settings = _settings(
+            {
+                "bootstrap.servers": bootstrap,
+                "fetch.max.wait.ms": str(FETCH_WAIT_MS),
+                "isolation.level": isolation_level,
+            }
+        )
         got = self.jvm.call("read", *settings, topic, count, len(partitions), *partitions).records()
         if len(got) < count:
             raise ClientError(None, f"{self.name} read {len(got)} of {count} records of {topic}")

@@ -62,8 +62,42 @@ class KafkaPython:
             finally:
                 producer.close(timeout=5)
 
-    def read(self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)) -> list[Received]:
-        with _errors(), _consumer(bootstrap) as consumer:
+    def transact(
+        self, bootstrap: str, topic: str, transactional_id: str, transactions: Sequence[tuple[Sequence[Sent], bool]]
+    ) -> None:
+        with _errors():
+            producer = kafka.KafkaProducer(
+                bootstrap_servers=bootstrap, transactional_id=transactional_id, max_block_ms=15_000
+            )
+            try:
+                producer.init_transactions()
+                for records, is_commit in transactions:
+                    producer.begin_transaction()
+                    for record in records:
+                        producer.send(topic, value=record.value, key=record.key, partition=record.partition)
+                    producer.flush()
+                    if is_commit:
+                        producer.commit_transaction()
+                    else:
+                        producer.abort_transaction()
+            finally:
+                producer.close(timeout=5)
+
+    def read_committed(
+        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
+    ) -> list[Received]:
+        return self.read(bootstrap, topic, count, partitions=partitions, isolation_level="read_committed")
+
+    def read(
+        self,
+        bootstrap: str,
+        topic: str,
+        count: int,
+        *,
+        partitions: Sequence[int] = (0,),
+        isolation_level: str = "read_uncommitted",
+    ) -> list[Received]:
+        with _errors(), _consumer(bootstrap, isolation_level) as consumer:
             consumer.assign([kafka.TopicPartition(topic, partition) for partition in partitions])
             consumer.seek_to_beginning()
             got: list[Received] = []
@@ -218,9 +252,12 @@ def _errors() -> Iterator[None]:
 
 
 @contextmanager
-def _consumer(bootstrap: str) -> Iterator[Any]:
+def _consumer(bootstrap: str, isolation_level: str = "read_uncommitted") -> Iterator[Any]:
     consumer = kafka.KafkaConsumer(
-        bootstrap_servers=bootstrap, enable_auto_commit=False, fetch_max_wait_ms=FETCH_WAIT_MS
+        bootstrap_servers=bootstrap,
+        enable_auto_commit=False,
+        fetch_max_wait_ms=FETCH_WAIT_MS,
+        isolation_level=isolation_level,
     )
     try:
         yield consumer

@@ -88,6 +88,7 @@ public final class KafkaDriver {
         switch (verb) {
             case "version" -> out.add(org.apache.kafka.common.utils.AppInfoParser.getVersion());
             case "produce" -> produce(in);
+            case "transact" -> transact(in);
             case "read" -> read(in, out);
             case "offset-at" -> offsetAt(in, out);
             case "member-open" -> memberOpen(in);
@@ -116,6 +117,29 @@ public final class KafkaDriver {
             }
             for (Future<RecordMetadata> one : sent) {
                 one.get(ANSWER_WITHIN_MS, TimeUnit.MILLISECONDS);
+            }
+        }
+    }
+
+    /** Sends each transaction's records with one producer, and ends it as its first argument tells. */
+    private static void transact(Arguments in) {
+        Properties settings = in.settings();
+        String topic = in.text();
+        try (KafkaProducer<byte[], byte[]> producer =
+                new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer())) {
+            producer.initTransactions();
+            for (int left = in.number(); left > 0; left--) {
+                boolean commits = in.text().equals("commit");
+                producer.beginTransaction();
+                for (int records = in.number(); records > 0; records--) {
+                    producer.send(new ProducerRecord<>(topic, in.number(), in.bytes(), in.bytes()));
+                }
+                producer.flush();
+                if (commits) {
+                    producer.commitTransaction();
+                } else {
+                    producer.abortTransaction();
+                }
             }
         }
     }

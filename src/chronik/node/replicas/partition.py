@@ -452,10 +452,10 @@ class Partition:
             raise KafkaError(ErrorCode.invalid_record, f"{len(batches)} batches for one partition; one is allowed")
         start, header = batches[0]
         check_producer_batch(settings, records, start, header, now_ms)
+        is_transactional = header.attributes & TRANSACTIONAL
         if header.producer_id >= 0:
             if self._refused:
                 self._refused.check(header, self.log.producers, now_ms)
-            is_transactional = header.attributes & TRANSACTIONAL
             if is_transactional:
                 if transaction is None:
                     raise KafkaError(ErrorCode.transactional_id_authorization_failed, ID_NEEDED)
@@ -471,8 +471,8 @@ class Partition:
             batches = check_batches(records, settings.max_message_bytes)
         result = self._write(records, batches, leader.leader_epoch, now_ms)
         self._metrics.records_in += header.record_count
-        if self.verifications:
-            self.verifications.appended(header.producer_id)
+        if is_transactional:
+            self.verifications.appended(header)
         self._appended(len(records))
         return result
 

@@ -77,9 +77,9 @@ class Verifications:
         """Return the verification that the batch has to wait for, a new one if none is pending."""
         producer_id = header.producer_id
         pending = self._pending.get(producer_id)
-        if pending is not None and header.producer_epoch > pending.epoch:
+        while pending is not None and header.producer_epoch > pending.epoch:
             self._void(producer_id, _fenced(producer_id, pending.epoch, header.producer_epoch))
-            pending = None
+            pending = self._pending.get(producer_id)
         if pending is None:
             pending = self._pending[producer_id] = Verification(header)
         elif header.producer_epoch < pending.epoch:
@@ -90,7 +90,8 @@ class Verifications:
 
     def check_order(self, header: BatchHeader, verified: Verification | None) -> None:
         """Raise UnverifiedBatch if earlier batches of the producer wait for a verification."""
-        if verified is None and header.producer_id in self._pending:
+        pending = self._pending.get(header.producer_id)
+        if verified is None and pending is not None and pending.epoch == header.producer_epoch:
             raise UnverifiedBatch(header)
 
     def check(
@@ -103,21 +104,22 @@ class Verifications:
         """Raise unless the producer's transaction is open in this partition, or `verified` allows to begin it."""
         if verified is not None and verified.void is not None:
             raise verified.void
-        state = producers.get(header.producer_id)
-        if state is not None and state.first_offset is not None and state.epoch == header.producer_epoch:
+        if producers.has_transaction(header.producer_id, header.producer_epoch):
             return
         if verified is None:
             raise UnverifiedBatch(header)
         sequence = header.base_sequence
         if is_after(sequence, verified.lowest_sequence):
             raise _out_of_order(header, verified.lowest_sequence)
-        if transaction.adds and state is None and sequence != 0:
+        if transaction.adds and sequence != 0 and producers.get(header.producer_id) is None:
             # Each transaction of version 2 has its own epoch, so its first batch in a partition has sequence 0.
             raise _out_of_order(header, 0)
 
-    def appended(self, producer_id: int) -> None:
-        """The transaction has begun in the log: batches that still wait may follow."""
-        self._pending.pop(producer_id, None)
+    def appended(self, header: BatchHeader) -> None:
+        """The batch is in the log, and its transaction open: batches that still wait may follow."""
+        pending = self._pending.get(header.producer_id)
+        if pending is not None and pending.epoch == header.producer_epoch:
+            del self._pending[header.producer_id]
 
     def ended(self, producer_id: int) -> None:
         """A marker was appended: an answer of the coordinator from before it proves nothing any more."""
