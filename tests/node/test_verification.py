@@ -71,7 +71,7 @@ def test_an_open_transaction_of_another_epoch_is_no_proof() -> None:
 def test_a_marker_voids_the_verification_before_it() -> None:
     verifications = Verifications()
     verified = verifications.join(header())
-    verifications.ended(7)
+    verifications.ended(7, 3)
     assert code_of(verifications, header(), verified) is ErrorCode.invalid_txn_state
 
 
@@ -79,7 +79,7 @@ def test_an_old_answer_does_not_begin_the_next_transaction() -> None:
     """The verification of a transaction that ended must not confirm the next one, which may lack this partition."""
     verifications = Verifications()
     old = verifications.join(header())
-    verifications.ended(7)
+    verifications.ended(7, 3)
     new = verifications.join(header(1))
     assert new is not old
     producers = ProducerStates(1000)
@@ -208,11 +208,35 @@ async def test_a_batch_after_the_marker_is_verified_again() -> None:
     scene.coordinator.hold()
     scene.verify(0, header(0))
     await until(lambda: scene.requested == [[0]])
-    scene.partitions[0].verifications.ended(7)
+    scene.partitions[0].verifications.ended(7, 3)
     scene.verify(0, header(1))
     scene.coordinator.release()
     await until(lambda: len(scene.outcomes) == 2)
     assert scene.requested == [[0], [0]]
+
+
+async def test_first_batch_of_the_next_transaction_survives_the_marker_of_the_last_one() -> None:
+    """With version 2 both have the same epoch, and a client sends the batch as soon as EndTxn is answered."""
+    scene = Scene()
+    scene.coordinator.hold()
+    scene.verify(0, header(0), VERSION_2)
+    await until(lambda: scene.requested == [[0]])
+    scene.partitions[0].verifications.ended(7, 3)
+    assert not scene.outcomes
+    scene.coordinator.release()
+    await until(lambda: scene.outcomes == [(0, 0, ErrorCode.none)])
+    assert scene.requested == [[0], [0]], "the first answer may be older than the marker"
+
+
+async def test_with_version_2_the_marker_of_its_own_transaction_voids_a_batch() -> None:
+    scene = Scene()
+    scene.coordinator.hold()
+    scene.verify(0, header(0), VERSION_2)
+    await until(lambda: scene.requested == [[0]])
+    verification = scene.partitions[0].verifications.join(header(0))
+    scene.partitions[0].verifications.ended(7, 4)
+    assert verification.void is not None and verification.void.code is ErrorCode.invalid_txn_state
+    await scene.verifier.close()
 
 
 async def test_producers_do_not_wait_for_each_other() -> None:

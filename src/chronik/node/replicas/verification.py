@@ -46,16 +46,19 @@ class Verification:
     Once `void` is set, no batch may be appended under it: `void` is the outcome of each of them.
     """
 
-    __slots__ = ("epoch", "is_requested", "lowest_sequence", "void", "waiting")
+    __slots__ = ("adds", "epoch", "is_outdated", "is_requested", "lowest_sequence", "void", "waiting")
 
-    def __init__(self, header: BatchHeader) -> None:
+    def __init__(self, header: BatchHeader, adds: bool) -> None:
         self.epoch = header.producer_epoch
+        self.adds = adds
         self.lowest_sequence = header.base_sequence
         """An unknown producer may begin with any sequence, but a later batch must not overtake an earlier one."""
         self.void: KafkaError | None = None
         self.waiting: deque[Resume] = deque()
         self.is_requested = False
         """Whether the coordinator's answer is on its way."""
+        self.is_outdated = False
+        """Whether that answer may be older than a marker, so that the coordinator must be asked again."""
 
 
 class Verifications:
@@ -73,7 +76,7 @@ class Verifications:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def join(self, header: BatchHeader) -> Verification:
+    def join(self, header: BatchHeader, adds: bool = False) -> Verification:
         """Return the verification that the batch has to wait for, a new one if none is pending."""
         producer_id = header.producer_id
         pending = self._pending.get(producer_id)
@@ -81,7 +84,7 @@ class Verifications:
             self._void(producer_id, _fenced(producer_id, pending.epoch, header.producer_epoch))
             pending = self._pending.get(producer_id)
         if pending is None:
-            pending = self._pending[producer_id] = Verification(header)
+            pending = self._pending[producer_id] = Verification(header, adds)
         elif header.producer_epoch < pending.epoch:
             raise _fenced(producer_id, header.producer_epoch, pending.epoch)
         elif is_after(pending.lowest_sequence, header.base_sequence):
@@ -121,9 +124,18 @@ class Verifications:
         if pending is not None and pending.epoch == header.producer_epoch:
             del self._pending[header.producer_id]
 
-    def ended(self, producer_id: int) -> None:
-        """A marker was appended: an answer of the coordinator from before it proves nothing any more."""
-        if producer_id in self._pending:
+    def ended(self, producer_id: int, epoch: int) -> None:
+        """A marker was appended: an answer of the coordinator from before it proves nothing any more.
+
+        With version 2, a marker has the epoch of the producer's next transaction, whose first batch often arrives
+        before it: that batch waits for a new answer.
+        """
+        pending = self._pending.get(producer_id)
+        if pending is None:
+            return
+        if pending.adds and pending.epoch == epoch:
+            pending.is_outdated = True
+        else:
             self._void(
                 producer_id,
                 KafkaError(ErrorCode.invalid_txn_state, f"the transaction of producer {producer_id} has ended"),

@@ -60,7 +60,7 @@ class Verifier:
         self, partition: Partition, header: BatchHeader, transaction: ProducedTransaction, resume: Resume
     ) -> None:
         """Call `resume` when the coordinator has answered, after the producer's earlier batches in the partition."""
-        verification = partition.verifications.join(header)
+        verification = partition.verifications.join(header, transaction.adds)
         verification.waiting.append(resume)
         if verification.is_requested:
             return
@@ -88,6 +88,10 @@ class Verifier:
                 requested, queue[:] = list(queue), []
                 outcomes = await self._request(key, list({(p.topic, p.index): None for p, _ in requested}))
                 for partition, verification in requested:
+                    if verification.is_outdated:
+                        verification.is_outdated = False
+                        queue.append((partition, verification))
+                        continue
                     outcome = outcomes.get((partition.topic, partition.index), ErrorCode.unknown_server_error)
                     partition.verifications.finish(key.producer_id, verification, outcome)
         finally:
