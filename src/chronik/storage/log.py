@@ -602,7 +602,7 @@ class Log:
     def scrub(self, base_offset: int) -> SegmentScrub | None:
         """Return a scrub that re-reads a closed segment in steps, in a thread; None if the log no longer has it.
 
-        Call `has_scrubbed` before each step and before using the result.
+        Call `still_has` before each step and before using the result.
         """
         segments = self._segments.all
         index = self._segments.index_of(base_offset)
@@ -619,7 +619,7 @@ class Log:
         end = segments[index + 1].base_offset if index + 1 < len(segments) else self.log_end_offset
         return self.config.cleanup_compact or end <= self._cleaned_upto
 
-    def has_scrubbed(self, scrub: SegmentScrub) -> bool:
+    def still_has(self, scrub: SegmentScrub) -> bool:
         """Return whether the segment is still closed and not changed by retention, compaction or truncation."""
         return any(segment is scrub.segment for segment in self._segments.all[:-1])
 
@@ -642,7 +642,7 @@ class Log:
         return rebuild
 
     def indexes_rebuilt(self, scrub: SegmentScrub, fresh: LogSegment) -> None:
-        if self.has_scrubbed(scrub):
+        if self.still_has(scrub):
             scrub.segment.offset_index, scrub.segment.time_index = fresh.offset_index, fresh.time_index
 
     def set_aside_from(self, offset: int, data_path: str, now_ms: int) -> list[str]:

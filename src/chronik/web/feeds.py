@@ -166,12 +166,12 @@ class SampledFeed(Feed):
 class LivePartition(schemas.Partition, frozen=True):
     """`node` is the node that reported the offsets, `age_ms` how long ago. `lag` is that of the high watermark.
 
-    `stands_ms` is how long the high watermark has been stuck although the log end is beyond it.
+    `stuck_ms` is how long the high watermark has been stuck although the log end is beyond it.
     """
 
     lag: int | None = None
     rate: float | None = None
-    stands_ms: int = 0
+    stuck_ms: int = 0
     node: int | None = None
     age_ms: int | None = None
 
@@ -211,19 +211,19 @@ def _live_partition(partition: PartitionImage, sample: Sample | None, now_s: flo
         sample.high_watermark,
         lag=sample.lag,
         rate=round(sample.rate, 1),
-        stands_ms=sample.stuck_ms(now_s),
+        stuck_ms=sample.stuck_ms(now_s),
         node=sample.node,
         age_ms=int((now_s - sample.at_s) * 1000),
     )
 
 
 class LiveTopicSummary(schemas.TopicSummary, frozen=True):
-    """`lag` and `stands_ms` are the largest of all partitions."""
+    """`lag` and `stuck_ms` are the largest of all partitions."""
 
     records: int | None
     rate: float | None
     lag: int | None
-    stands_ms: int
+    stuck_ms: int
 
 
 class TopicsFeed(SampledFeed):
@@ -247,7 +247,7 @@ class TopicsFeed(SampledFeed):
             records=sum(sample.log_end_offset - sample.log_start_offset for sample in known) if known else None,
             rate=round(sum(sample.rate for sample in known), 1) if known else None,
             lag=max((sample.lag for sample in known), default=None),
-            stands_ms=max((sample.stuck_ms(now_s) for sample in known), default=0),
+            stuck_ms=max((sample.stuck_ms(now_s) for sample in known), default=0),
         )
 
 

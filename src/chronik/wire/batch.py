@@ -15,8 +15,8 @@
     record_count            int32
     records                          compressed as one block by the codec; layout in `records`
 
-Base offset and leader epoch precede the CRC's range, so the broker overwrites both in place in the producer's batch and
-never reads the records themselves.
+Base offset and leader epoch precede the CRC's range, so the broker overwrites both in place in the producer's batch. It
+decodes the records only if the topic's `compression.type` or `cleanup.policy` requires it.
 """
 
 from collections.abc import Iterator, Sequence

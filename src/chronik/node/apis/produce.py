@@ -8,7 +8,7 @@ Behaviour
   retries: OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch (see `storage.refusals`).
 - A batch is validated completely (length, magic, CRC, count) before any of it is stored. Each partition has an outcome.
 - A batch for a partition that another node leads is forwarded to that node. NOT_LEADER_OR_FOLLOWER, with the leader's
-  address, means that the batch was certainly not appended.
+  address, means that the batch is certainly not in the log.
 - A wait longer than the request's timeout ends with REQUEST_TIMED_OUT; the batch may still be committed.
 Versions: 3 batch format 2 and transactional id, 5 log start offset, 7 zstd, 8 error messages, 9 flexible, 10 current
 leader, 13 topic ids. 0-2 are advertised only because librdkafka disables compression if the minimum is above 0.
@@ -89,7 +89,7 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
                     pending.name_leader(response, name)
             except Exception:
                 node.runtime.log.exception("append_failed", topic=name, partition=index)
-                unexpected = KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it")
+                unexpected = KafkaError(ErrorCode.unknown_server_error, "unexpected error; see the node's log")
                 pending.fail(response, unexpected)
                 pending.trace_rejected(name, index, unexpected)
     if acks == 0:

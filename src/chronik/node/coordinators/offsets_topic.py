@@ -138,7 +138,7 @@ class OffsetsTopic:
             await asyncio.wait(list(self._loads.values()), timeout=START_WAIT_S)
 
     def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        """Remove the offsets of deleted topics, and move coordinators with their partitions."""
+        """Remove the offsets of deleted topics; load or unload partitions whose leader changed."""
         for event in events:
             if not self._is_stopped:
                 self._on_event(event)

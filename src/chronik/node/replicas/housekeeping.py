@@ -1,4 +1,4 @@
-"""Periodic work of a node: retention, compaction, recovery points, and samples of watermark lag."""
+"""Periodic work of a node: retention, compaction, recovery points, set-aside folders, and samples of watermark lag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ YIELD_EVERY_PARTITIONS = 100
 
 
 class Housekeeping:
-    """Four timers. Each round visits every hosted partition; a failure in one is logged and does not end the round.
+    """Four timers: retention, compaction, recovery points, and the removal of expired set-aside folders.
+
+    Retention and compaction visit every hosted partition; a failure in one is logged and does not end the round.
 
     Owned by the loop: decisions and the swap of results run on the loop, file reads and writes in the executor.
     """

@@ -40,8 +40,8 @@ from chronik.wire.records import Record
 
 LATEST_EPOCH = -1
 DELETE_ALL = -1
-BAD_BATCH = "a batch is not what was written"
-KEY_NEEDED = "a compacted topic takes no record without a key"
+BAD_BATCH = "a batch has a wrong CRC or offset"
+KEY_NEEDED = "a compacted topic does not accept a record without a key"
 DECODED_RECORDS_MAX = 100_000
 DECODED_BYTES_PER_BYTE_MAX = 16
 
@@ -370,7 +370,7 @@ class Partition:
         if epoch in (LATEST_EPOCH, current):
             return
         if epoch < current:
-            raise KafkaError(ErrorCode.fenced_leader_epoch, f"epoch {epoch} is over, now {current}")
+            raise KafkaError(ErrorCode.fenced_leader_epoch, f"leader epoch {epoch} is older than the current {current}")
         raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {epoch} is not known here yet")
 
     def check_enough_replicas(self) -> None:
@@ -413,7 +413,7 @@ class Partition:
     # -- appends -------------------------------------------------------------------------------------------------------
 
     def append(self, records: memoryview, now_ms: int) -> Appended:
-        """Append a producer's batch. The broker stamps its own header fields in place and keeps all other bytes."""
+        """Append a producer's batch. Only another codec in `compression.type` changes its records."""
         leader = self._appender
         if leader is None:
             raise self._not_leader()
@@ -651,7 +651,7 @@ class Partition:
     def _check_deleted(self) -> None:
         waits, leader = self._waits.deleted, self.leader
         if waits and leader is not None:
-            leader.deletes(self.durable_log_start)
+            leader.update_low_watermark(self.durable_log_start)
             wake(waits, leader.low_watermark)
 
     # -- replicas ------------------------------------------------------------------------------------------------------
@@ -998,7 +998,7 @@ def _decoded(settings: TopicSettings, records: memoryview, start: int, header: B
     if header.record_count > DECODED_RECORDS_MAX:
         raise KafkaError(
             ErrorCode.invalid_record,
-            f"{header.record_count} records in a batch; this topic's settings allow {DECODED_RECORDS_MAX}",
+            f"{header.record_count} records in a batch; at most {DECODED_RECORDS_MAX} if the broker must decode it",
         )
     return decode_batch(records, start, DECODED_BYTES_PER_BYTE_MAX * settings.max_message_bytes)
 

@@ -298,7 +298,8 @@ class PartitionHost:
             if topic is not None:
                 self._add_replicas(topic, (changed,))
         elif self._node_id in event.removed:
-            moved = KafkaError(ErrorCode.request_timed_out, f"{event.topic}-{changed.partition} has moved away")
+            name = f"{event.topic}-{changed.partition}"
+            moved = KafkaError(ErrorCode.request_timed_out, f"node {self._node_id} no longer hosts {name}")
             self._remove_replicas(event.topic, event.topic_id, [changed.partition], moved)
 
     def _add_replicas(self, topic: TopicImage, partitions: Iterable[PartitionImage]) -> None:
@@ -452,7 +453,7 @@ class PartitionHost:
             topic=name,
             partition=report.partition,
             reason=report.reason,
-            then=refusal or "out of sync until it has caught up with a whole replica",
+            then=refusal or "it leaves the ISR until it has caught up with its leader",
         )
         topic = self._missing.pop((report.topic_id, report.partition), None)
         if topic is not None:
