@@ -15,7 +15,7 @@ from chronik.client.brokers import Brokers
 from chronik.client.cluster import Cluster, Deadline
 from chronik.client.controller_watch import survey_controller
 from chronik.client.layout import ClusterLayout, PartitionLayout, TopicLayout
-from chronik.client.replica_logs import ANSWERS, ReplicaLog, loss_if_leading, replica_logs
+from chronik.client.replica_logs import ANSWERS, Loss, ReplicaLog, loss_if_leading, replica_logs
 from chronik.client.topics import EARLIEST, LATEST, LOG_END_READER, Topics
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -134,7 +134,7 @@ def recover(
             raise CliError(f"nothing was changed: {no_controller}")
         chosen = _check(name, node, layout, logs)
         lost = loss_if_leading(chosen, logs)
-        loss = str(lost.records) if lost.is_exact else f"{lost.records} or more"
+        loss = "an unknown number of" if lost.records is None else str(lost)
         if not accept_loss:
             raise CliError(
                 f"nothing was changed: {loss} records that other replicas of {name} have are lost if node {node} "
@@ -272,14 +272,11 @@ def _print_replicas(name: str, node_id: int, replicas: Sequence[dict[str, Any]])
     columns = ("node", "state", "log start", "log end", "last epoch", "lost if it leads")
     rows = []
     for replica in replicas:
-        node, lost = replica["node"], replica["lost"]
-        rows.append(
-            (
-                f"{node} (chosen)" if node == node_id else node,
-                *(replica[name] for name in ("state", "log_start_offset", "log_end_offset", "last_epoch")),
-                f"{lost} or more" if replica["lost_is_exact"] is False else lost,
-            )
-        )
+        node, is_known = replica["node"], replica["state"] == ANSWERS
+        values = [replica[name] for name in ("log_start_offset", "log_end_offset", "last_epoch")]
+        loss = Loss(replica["lost"], bool(replica["lost_is_exact"]))
+        measured = (*values, loss) if is_known else ("unknown",) * 4
+        rows.append((f"{node} (chosen)" if node == node_id else node, replica["state"], *measured))
     print_table(f"replicas of {name}", columns, rows, columns[2:])
 
 
