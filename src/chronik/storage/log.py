@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final
 
 from chronik.storage.batches import header_at
-from chronik.storage.compaction import CompactionJob, replace_segments
+from chronik.storage.compaction import CompactionJob, SwapUnfinished, replace_segments
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Buffer, Disk, StorageError, read_file, remove_files, storage_error
 from chronik.storage.epochs import LeaderEpochs
@@ -36,6 +36,8 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 PROBE_MS: Final = 1000
 """How long after a failed write the log accepts another attempt."""
+
+UNFINISHED: Final = "segments are half replaced; check the disk, then restart the node, which replaces them"
 
 _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
@@ -717,24 +719,29 @@ class Log:
         return self._compaction
 
     def finish_compaction(self, job: CompactionJob) -> DeletionJob:
-        """Replace the segments that the job read, if they still exist. The returned job removes the old files."""
+        """Replace the segments that the job read, if they still exist. The returned job removes files, in any case.
+
+        If a passing error prevents it, the old segments stay in use and `job.swap_error` is set. Raises StorageError if
+        the disk does not even allow that: the log is then read-only until it is reopened.
+        """
         self._compaction = None
         groups = job.usable_groups(self._segments.all)
         deleted: list[str] = []
         if groups:
             try:
                 deleted = replace_segments(self.disk, self.folder, groups)
+            except SwapUnfinished as error:
+                self._fail_permanently(f"compaction failed: {error.strerror}")
+                raise storage_error(UNFINISHED, error) from error
             except OSError as error:
-                # Half done on disk: only reopening the log can determine the state.
-                self._fail_permanently(f"compaction failed: {error}")
-                raise storage_error("compaction", error) from error
+                groups, job.is_done, job.swap_error = [], False, error
         for group in groups:
             base_offset = group.old[0].base_offset
             fresh = LogSegment(self.disk, self.folder, base_offset, group.size_bytes) if group.has_successor else None
             self._segments.replace(group.old, fresh)
         if job.is_done:
             self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)
-        return job.cleanup(deleted, groups, lambda: self._cleaned_upto)
+        return job.cleanup(deleted, lambda: self._cleaned_upto)
 
 
 def _stamp_times(

@@ -16,7 +16,7 @@ from chronik.web.answers import Refusal
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler, Sample
-from chronik.web.views import cluster_view, damages_view, partition_layout, topic_fields, topics_by_name
+from chronik.web.views import cluster_view, own_view, partition_layout, topic_fields, topics_by_name
 
 CHUNKS_WAITING_MAX = 32
 CLUSTER_REPEAT_S = 3.0
@@ -134,15 +134,13 @@ class ClusterFeed(Feed):
 
     async def tick(self) -> None:
         node, image = self._node, self._node.image
-        damages = damages_view(node)
-        controller_id = -1 if image is None else node.controller_id
-        is_ready = node.is_ready
-        state = (None if image is None else image.version, controller_id, is_ready, damages)
+        own, is_ready = own_view(node), node.is_ready
+        state = (None if image is None else image.version, own, is_ready)
         if state == self._sent and self._loop.time() - self._sent_at_s < CLUSTER_REPEAT_S:
             return
         fields: dict[str, object] = {"node_id": node.node_id, "error": "this node is starting and has no metadata yet"}
         if image is not None:
-            cluster = await asyncio.to_thread(cluster_view, node.node_id, image, controller_id, damages)
+            cluster = await asyncio.to_thread(cluster_view, image, own)
             fields = msgspec.structs.asdict(cluster)
         self._sent, self._sent_at_s = state, self._loop.time()
         self.send({**fields, "is_ready": is_ready})

@@ -10,7 +10,8 @@ from chronik.node.replicas.partition import Partition, is_damage
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.observe.watermarks import WatermarkMonitor, WatermarkPosition
-from chronik.storage.disk import StorageError
+from chronik.storage.compaction import CompactionJob
+from chronik.storage.disk import StorageError, storage_error
 from chronik.storage.folder import expired_set_aside
 from chronik.wire.errors import KafkaError
 
@@ -117,8 +118,9 @@ class Housekeeping:
             return
         finally:
             if not partition.is_closed:
-                deletion = log.finish_compaction(job)
-                await self._runtime.run_blocking(deletion.run)
+                await self._replace_compacted(partition, job)
+        if job.swap_error is not None:
+            raise storage_error("the old segments stay in use, and the next round retries", job.swap_error)
         self._log.info(
             "log_compacted",
             **partition.log_fields,
@@ -126,6 +128,14 @@ class Housekeeping:
             removed_bytes=job.removed_bytes,
             compacted_upto=job.cleaned_upto,
         )
+
+    async def _replace_compacted(self, partition: Partition, job: CompactionJob) -> None:
+        try:
+            deletion = partition.log.finish_compaction(job)
+        except StorageError:
+            partition.log_failed()
+            raise
+        await self._runtime.run_blocking(deletion.run)
 
 
 class WatermarkWatch:

@@ -552,6 +552,11 @@ class Partition:
         self.fail_with_unknown_outcome()
         self._replication.log_failed(self)
 
+    def log_failed(self) -> None:
+        """The log is read-only until the node restarts: fail the waiting requests, and hand leadership over."""
+        self.fail_with_unknown_outcome()
+        self._replication.log_failed(self)
+
     def fail_with_unknown_outcome(self) -> None:
         """Fail produce waiters with REQUEST_TIMED_OUT: the outcome is unknown here, but the next leader may know it."""
         self._waits.fail(
