@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.option.markexpr:
         config.option.markexpr = "not soak"
     config.stash[NODES] = []
+    # A test's JVM lives for seconds: the second compiler would take more CPU than it saves.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
     # Otherwise the asyncio plugin makes a loop to restore it after its first test, and never closes it.
     asyncio.set_event_loop(None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

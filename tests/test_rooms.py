@@ -101,7 +101,7 @@ def direction_fault(room: str, imported: str) -> str | None:
     if room in (imported, *BESIDE) or (room, imported) in ACROSS:
         return None
     if imported in BESIDE:
-        return f"nothing imports {imported}: it stands beside the rooms"
+        return f"no package may import {imported}"
     if room in WIRE_ONLY and imported != "wire":
         return f"{room} uses wire alone"
     if room == "":

@@ -1,4 +1,4 @@
-"""What a run of the comparison will do: which lives, in which order, and what the kernel says of processes."""
+"""The plan of a comparison: which server runs, in which order; and the process figures that the kernel reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_produce_is_compared_on_every_set_up_and_failover_on_three_nodes_only() 
     assert [plan.setup for plan in setup_plans(["failover"], SETUPS, 1, None)] == [Setup(3, "replicated")]
 
 
-def test_the_smallest_heap_has_lives_of_its_own_on_one_node() -> None:
+def test_the_smallest_heap_is_measured_in_separate_runs_on_one_node() -> None:
     plans = list(setup_plans(["memory"], SETUPS, 2, SMALL))
     assert [(plan.setup.nodes, [side.name for side in plan.sides]) for plan in plans] == [
         (1, [CHRONIK, kafka_server.NAME]),

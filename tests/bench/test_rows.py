@@ -55,7 +55,7 @@ def test_a_new_measurement_replaces_its_row_and_leaves_the_others_where_they_are
     ]
 
 
-def test_rows_against_two_peers_stand_beside_each_other() -> None:
+def test_rows_against_two_peers_do_not_replace_each_other() -> None:
     both = [compared_row("a", "m", "s", [1.0], [2.0], peer, "<= 1.0") for peer in (PEER, "another")]
     assert len(merged([], both)) == 2
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +120,31 @@ def test_start_reports_that_the_node_waits_for_a_majority(three: TemporaryCluste
     assert "a majority" in run(three, "status").out or "no node answers" in run(three, "status").out
     assert run(three, "up").code == 0
     assert states(three) == ["running"] * 3
+
+
+def test_topic_commands_report_that_there_is_no_controller(three: TemporaryCluster) -> None:
+    make_topic(three, "orders", 3)
+    survivor = status(three)["controller"] % 3 + 1
+    dead = [node for node in three.nodes if node.id != survivor]
+    for node in dead:
+        three.kill(node.id)
+    for arguments in (("describe", "orders"), ("create", "more")):
+        begun_s = time.monotonic()
+        refused = chronik("topic", *arguments, "-b", three.bootstrap)
+        assert refused.code == 2
+        assert time.monotonic() - begun_s < 25, "it does not wait for its deadline of 30 s"
+        assert "the cluster has no controller" in refused.error_line
+        assert f"node {survivor} answers" in refused.error_line and "start the nodes" in refused.error_line
+        # A node that was fenced before the controller was lost has no address in the metadata.
+        assert any(node.bootstrap in refused.error_line for node in dead), refused.error_line
+    listed = chronik("topic", "list", "--json", "-b", three.bootstrap)
+    assert [topic["name"] for topic in listed.json()["topics"]] == ["orders"]
+    assert "may be outdated: the cluster has no controller" in listed.error_line
+    recover = chronik("topic", "recover", "orders", "--partition", "0", "--from", str(survivor), "-b", three.bootstrap)
+    assert recover.code == 2
+    assert "nothing was changed: the cluster has no controller" in recover.error_line
+    assert run(three, "up").code == 0
+    assert chronik("topic", "describe", "orders", "-b", three.bootstrap).code == 0
 
 
 def test_a_stream_survives_a_leader_kill_without_lost_or_duplicate_records(three: TemporaryCluster) -> None:

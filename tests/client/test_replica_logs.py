@@ -10,7 +10,7 @@ from tests.client.fake_broker import FakeBroker, metadata
 
 from chronik.client import replica_logs as module
 from chronik.client.cluster import Cluster
-from chronik.client.replica_logs import ANSWERS, DOWN, SILENT, Loss, ReplicaLog, loss_if_leading, replica_logs
+from chronik.client.replica_logs import ANSWERS, DOWN, SILENT, UNLISTED, Loss, ReplicaLog, loss_if_leading, replica_logs
 from chronik.client.topics import LATEST, LOG_END_READER
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -28,6 +28,9 @@ def log(node_id: int, start: int, end: int, epoch: int = 3) -> ReplicaLog:
         ([log(1, 50, 100), log(2, 0, 0)], [0, 50]),
         ([log(1, 50, 100), log(2, 0, 20)], [20, 50]),
         ([log(1, 0, 0), log(2, 0, 0)], [0, 0]),
+        ([log(1, 50, 100), log(2, 0, 50), log(3, 0, 0)], [50, 50, 100]),
+        ([log(1, 60, 100), log(2, 0, 40), log(3, 20, 20)], [40, 40, 80]),
+        ([log(1, 0, 100)], [0]),
     ],
 )
 def test_a_new_leader_loses_the_records_that_only_another_replica_has(
@@ -38,7 +41,20 @@ def test_a_new_leader_loses_the_records_that_only_another_replica_has(
 
 @pytest.mark.parametrize("other", [log(2, 0, 70, epoch=4), ReplicaLog(2, DOWN), ReplicaLog(2, ANSWERS, 0, 70)])
 def test_the_loss_is_inexact_if_a_replica_is_down_or_ends_in_another_epoch(other: ReplicaLog) -> None:
-    assert loss_if_leading(log(1, 0, 100), [log(1, 0, 100), other]) == Loss(0, is_exact=False)
+    logs = [log(1, 0, 100), other, log(3, 0, 80)]
+    assert loss_if_leading(logs[0], logs) == Loss(0, is_exact=False)
+    assert loss_if_leading(logs[2], logs) == Loss(20, is_exact=False)
+
+
+def test_the_loss_is_unknown_if_no_other_replica_answers() -> None:
+    logs = [ReplicaLog(1, DOWN), log(2, 0, 100), ReplicaLog(3, SILENT)]
+    loss = loss_if_leading(logs[1], logs)
+    assert loss == Loss(None, is_exact=False)
+    assert [str(each) for each in (loss, Loss(20, is_exact=False), Loss(20, is_exact=True))] == [
+        "unknown",
+        "20 or more",
+        "20",
+    ]
 
 
 def answered(request: Any, start: int, end: int, error: ErrorCode = ErrorCode.none) -> Mapping[str, Any]:
@@ -74,7 +90,7 @@ async def test_every_replica_is_queried_for_its_own_log(monkeypatch: pytest.Monk
         assert found == [
             ReplicaLog(4, DOWN),
             ReplicaLog(1, ANSWERS, 5, 9, 7),
-            ReplicaLog(2, "not_leader_or_follower"),
+            ReplicaLog(2, "log is not open (not_leader_or_follower)"),
             ReplicaLog(3, SILENT),
-            ReplicaLog(5, DOWN),
+            ReplicaLog(5, UNLISTED),
         ]

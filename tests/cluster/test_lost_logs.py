@@ -105,6 +105,48 @@ def test_a_replica_that_loses_its_log_seconds_after_its_first_record_does_not_le
     check_whole_again(nodes, topic, RECORDS)
 
 
+def spoil_topic_id(log: Path) -> None:
+    path = log / "topic-id"
+    path.write_bytes(path.read_bytes().replace(b"-", b"+"))
+
+
+@pytest.mark.parametrize("hurt", [spoil_topic_id, lambda log: (log / "topic-id").unlink()], ids=["damaged", "missing"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_listed_log_is_used_although_its_topic_id_is_gone(
+    start_nodes: StartNodes, count: int, hurt: Callable[[Path], object]
+) -> None:
+    nodes = start_nodes(count)
+    topic = filled_topic(nodes, RECORDS)
+    victim = nodes.ids[-1]
+    nodes.stop(victim)
+    hurt(log_of(nodes, victim, topic))
+    nodes.start(victim)
+    check_whole_again(nodes, topic, RECORDS)
+    assert "topic_id_restored" in nodes.log_text(victim)
+    assert "log_open_failed" not in nodes.log_text(victim)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_advice_for_a_log_of_an_unproven_owner_is_right(start_nodes: StartNodes, count: int) -> None:
+    nodes = start_nodes(count, recovery_point_interval_ms=200)
+    topic = filled_topic(nodes, RECORDS)
+    victim = nodes.ids[-1]
+    nodes.stop(victim)
+    log = log_of(nodes, victim, topic)
+    spoil_topic_id(log)
+    (nodes.data_folder(victim) / "recovery-points").unlink()
+    nodes.start(victim)
+    said = eventually(lambda: [line for line in nodes.log_text(victim).splitlines() if "log_open_failed" in line])
+    assert f"{log}/topic-id is damaged" in said[0] and "the node retries every 0.2 s" in said[0]
+    if count == 1:
+        assert "Otherwise remove topic-id: the node uses the log as it is" in said[0]
+        (log / "topic-id").unlink()
+    else:
+        assert f"If another replica leads the partition, move {log} to another place" in said[0]
+        log.rename(nodes.data_folder(victim) / "elsewhere")
+    check_whole_again(nodes, topic, RECORDS)
+
+
 def test_a_damaged_replica_that_returns_first_does_not_block_its_partition(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
     topic = filled_topic(nodes, RECORDS)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.cli.run_chronik import chronik
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_offsets import OffsetWatch
@@ -120,6 +121,38 @@ def test_a_node_with_a_hanging_disk_exits_on_sigterm_and_recovers_at_restart(nod
         workload.finish(tmp_path / "history.jsonl")
     all_replicas_agree(nodes, workload.recorder.acknowledged())
     nodes.no_surprises()
+
+
+@pytest.mark.timeout(300)
+def test_cluster_status_shows_a_node_whose_disk_does_not_complete_writes(nodes: Nodes) -> None:
+    topic = nodes.new_topic(1)
+    sick = nodes.follower(topic)
+    folder = nodes.node(sick).folder
+
+    def status() -> tuple[str, str]:
+        """Return the state of the sick node, and what a person sees."""
+        listed = chronik("cluster", "status", "--json", "--dir", nodes.folder).json()["nodes"]
+        return listed[sick - 1]["state"], chronik("cluster", "status", "--dir", nodes.folder).out
+
+    def shows(state: str, *texts: str) -> bool:
+        known, shown = status()
+        assert known == state, shown
+        assert all(text in shown for text in texts), shown
+        return True
+
+    with Workload(nodes, topic, 1) as workload:
+        workload.proceed(PROGRESS)
+        nodes.hang(sick)
+        no_answer = f"node {sick} runs, but its disk does not complete writes (the disk does not answer)"
+        eventually(lambda: shows("disk_error", no_answer, folder), 30, "its disk hangs")
+        nodes.cure(sick)
+        eventually(lambda: shows("running"), 30, "it is cured")
+        nodes.freeze(sick)
+        no_answer = f"node {sick} runs, but does not answer: check the disk of {folder}"
+        eventually(lambda: shows("unresponsive", no_answer, f"chronik cluster kill {sick}"), 30, "its loop hangs")
+        nodes.cure(sick)
+        nodes.wait_in_sync()
+        assert status()[0] == "running"
 
 
 SICK_S = 12.0

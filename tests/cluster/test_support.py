@@ -108,7 +108,7 @@ def test_a_record_with_changed_content_has_no_known_value() -> None:
     assert value_of(None) == "b''"
 
 
-def test_a_workload_that_does_not_end_says_what_its_clients_know_of_the_partition(
+def test_a_workload_that_does_not_end_reports_the_client_state_of_the_partition(
     shared_nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = shared_nodes.new_topic(partitions=1)

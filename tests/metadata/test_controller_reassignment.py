@@ -43,13 +43,13 @@ def test_a_reassignment_removes_old_replicas_once_the_new_replicas_are_in_sync()
     assert (partition.leader, partition.isr) == (1, (1, 2, 3))
     assert [each[1].partition for each in reassigning(cluster.image, None)] == [0]
     cluster.join(1, 2, 3, 4)
-    assert cluster.partition().is_reassigned
+    assert cluster.partition().is_being_reassigned
     cluster.join(1, 2, 3, 4, 5)
-    assert (cluster.partition().is_reassigned, cluster.leader) == (True, 1), "it hands over first"
+    assert (cluster.partition().is_being_reassigned, cluster.leader) == (True, 1), "it hands over first"
     hand_over(cluster, 3)
     partition = cluster.partition()
     assert (partition.replicas, partition.isr, partition.leader) == ((3, 4, 5), (3, 4, 5), 3)
-    assert not partition.is_reassigned
+    assert not partition.is_being_reassigned
     told = [event for event in cluster.events if isinstance(event, ReplicasChanged)]
     assert [(event.added, event.removed) for event in told] == [((4, 5), ()), ((), (1, 2))]
 
@@ -101,7 +101,7 @@ def test_a_reassignment_does_not_complete_below_min_insync_replicas() -> None:
     move(cluster, (1, 2, 4))
     cluster.die(1)
     cluster.join(3, 4)
-    assert cluster.partition().is_reassigned, "of the new set only 4 is in sync"
+    assert cluster.partition().is_being_reassigned, "of the new set only 4 is in sync"
     cluster.restart(1)
     cluster.run(600)
     cluster.join(1, 3, 4)
@@ -118,7 +118,7 @@ def test_cancelling_a_reassignment_restores_the_original_replicas() -> None:
     move(cluster, None)
     partition = cluster.partition()
     assert (sorted(partition.replicas), sorted(partition.isr), partition.leader) == ([1, 2, 3], [1, 2, 3], 1)
-    assert not partition.is_reassigned
+    assert not partition.is_being_reassigned
 
 
 def test_a_running_reassignment_accepts_new_target_replicas() -> None:
@@ -202,5 +202,5 @@ def test_a_reassignment_waits_for_a_new_replica_that_is_down() -> None:
     cluster.die(4)
     move(cluster, (1, 2, 4))
     cluster.run(5_000)
-    assert cluster.partition().is_reassigned
+    assert cluster.partition().is_being_reassigned
     assert cluster.leader == 1

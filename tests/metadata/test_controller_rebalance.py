@@ -63,7 +63,7 @@ def test_internal_topics_gain_replicas_and_spread_leaders_as_brokers_join() -> N
     cluster = Cluster(1)
     cluster.create(OFFSETS_TOPIC, *((1,),) * 6, topic_id=OFFSETS)
     cluster.run(1_000)
-    assert not any(partition.is_reassigned for partition in cluster.image.topics[OFFSETS_TOPIC].partitions)
+    assert not any(partition.is_being_reassigned for partition in cluster.image.topics[OFFSETS_TOPIC].partitions)
     for broker_id in (2, 3, 4):
         cluster.incarnations[broker_id] = UUID(int=broker_id)
         cluster.register(broker_id)
@@ -72,7 +72,7 @@ def test_internal_topics_gain_replicas_and_spread_leaders_as_brokers_join() -> N
         catch_up(cluster)
     cluster.run(10_000)
     partitions = cluster.image.topics[OFFSETS_TOPIC].partitions
-    assert all(len(partition.replicas) == 3 and not partition.is_reassigned for partition in partitions)
+    assert all(len(partition.replicas) == 3 and not partition.is_being_reassigned for partition in partitions)
     assert all(partition.leader == partition.replicas[0] for partition in partitions)
     assert max(Counter(partition.leader for partition in partitions).values()) <= 3
 

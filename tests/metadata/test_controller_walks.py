@@ -205,7 +205,7 @@ class Walk(RuleBasedStateMachine):
         partition = world.partition
         if world.is_offline or world.is_refused:
             return
-        assert not partition.is_reassigned, partition
+        assert not partition.is_being_reassigned, partition
         assert sorted(partition.isr) == sorted(partition.replicas), partition
         assert partition.leader == partition.replicas[0], partition
         assert not any(broker.is_fenced for broker in world.image.brokers.values())

@@ -33,7 +33,7 @@ def client(shared_node: Node) -> Iterator[WireClient]:
         yield client
 
 
-# -- behaviours 1 and 2: ApiVersions ---------------------------------------------------------------------------------
+# -- ApiVersions -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [5, 99, 32767, -1])
@@ -85,7 +85,7 @@ def test_an_unadvertised_version_closes_the_connection(shared_node: Node) -> Non
             assert client.ended_without_a_byte(), (key, version)
 
 
-# -- behaviour 7: acks=0 ---------------------------------------------------------------------------------------------
+# -- acks=0 ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_acks_0_produce_gets_no_response_and_its_records_are_appended(client: WireClient) -> None:
@@ -140,7 +140,7 @@ def test_invalid_acks_are_refused(client: WireClient) -> None:
     assert client.records(topic) == []
 
 
-# -- behaviour 8: order and pipelining -------------------------------------------------------------------------------
+# -- order and pipelining --------------------------------------------------------------------------------------------
 
 
 def test_responses_after_a_long_polling_fetch_keep_request_order(client: WireClient, shared_node: Node) -> None:

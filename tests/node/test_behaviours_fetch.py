@@ -37,7 +37,7 @@ def producer(shared_node: Node) -> Iterator[WireClient]:
         yield producer
 
 
-# -- behaviour 9: waiting and limits ---------------------------------------------------------------------------------
+# -- waiting and limits ----------------------------------------------------------------------------------------------
 
 
 def test_min_bytes_is_summed_over_partitions(client: WireClient, producer: WireClient) -> None:
@@ -150,7 +150,7 @@ def test_every_fetch_version_by_name_returns_the_same_records(client: WireClient
     assert response.high_watermark == response.last_stable_offset == 2
 
 
-# -- behaviour 11: topic ids -----------------------------------------------------------------------------------------
+# -- topic ids -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", range(13, 19))
@@ -187,7 +187,7 @@ def test_metadata_resolves_a_topic_by_its_id(client: WireClient) -> None:
     assert (found.error_code, found.name, found.topic_id) == (ErrorCode.none, topic, topic_id)
 
 
-# -- behaviour 12: fields that the broker sets -----------------------------------------------------------------------
+# -- fields that the broker sets -------------------------------------------------------------------------------------
 
 
 def test_the_broker_overwrites_base_offset_and_leader_epoch_of_each_batch(client: WireClient) -> None:

@@ -1,4 +1,4 @@
-"""Fetch sessions on the wire (behaviour 10): created, continued, refused, and limited to what is new."""
+"""Fetch sessions on the wire: created, continued, refused, and limited to what is new."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups on the wire (behaviour 16): joining in two steps, generations, static members."""
+"""Groups on the wire: joining in two steps, generations, static members."""
 
 from __future__ import annotations
 

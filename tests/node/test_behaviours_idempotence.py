@@ -1,4 +1,4 @@
-"""Idempotent producers (behaviour 14): a repeated batch is stored once and a gap is refused, also after a crash."""
+"""Idempotent producers: a repeated batch is stored once and a gap is refused, also after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets that clients request: ListOffsets (behaviour 13), and committed offsets of groups (behaviour 3)."""
+"""Offsets that clients request: ListOffsets, and committed offsets of groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def timed(*timestamps_ms: int, codec: int = 0) -> bytes:
     return encode_batch([(b"k", b"%d" % time_ms, (), time_ms) for time_ms in timestamps_ms], codec=codec)
 
 
-# -- behaviour 13 ----------------------------------------------------------------------------------------------------
+# -- ListOffsets -----------------------------------------------------------------------------------------------------
 
 
 def test_list_offsets_returns_earliest_and_latest_of_empty_and_filled_partitions(client: WireClient) -> None:
@@ -133,7 +133,7 @@ def test_the_log_start_offset_of_delete_records_survives_a_crash(node: Node) -> 
         assert client.append(topic, b"d") == 3
 
 
-# -- behaviour 3 -----------------------------------------------------------------------------------------------------
+# -- committed offsets -----------------------------------------------------------------------------------------------
 
 
 def committed(client: WireClient, group: str, topics: list[dict[str, object]] | None, version: int) -> object:

@@ -1,4 +1,4 @@
-"""What a broker must refuse, change or create by itself (behaviours 4 and 17, and topics created by Metadata)."""
+"""What a broker must refuse, change or create by itself, including topics created by Metadata."""
 
 from __future__ import annotations
 

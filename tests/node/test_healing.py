@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -20,6 +21,9 @@ from chronik.node.replicas import scrubber as scrubber_module
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.housekeeping import Housekeeping
 from chronik.node.replicas.scrubber import Scrubber
+from chronik.storage import log as log_module
+from chronik.storage.compaction import SwapUnfinished
+from chronik.storage.disk import StorageError
 from chronik.storage.log import Log
 from chronik.wire.batch import HEADER_BYTES, read_batch_header
 from chronik.wire.errors import ErrorCode
@@ -195,6 +199,32 @@ async def test_a_replica_is_healed_if_compaction_finds_damage(cluster: Cluster, 
     await housekeeping(node)._round("compaction", housekeeping(node)._compact)()
     assert damages(node)[0].offset == int(path.stem)
     await is_whole_again(cluster, node, "read")
+
+
+@pytest.mark.parametrize("is_stuck", [True, False])
+@on_cluster(configs={**SMALL_SEGMENTS, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+async def test_a_leader_hands_over_only_if_its_compaction_is_stuck(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_stuck: bool
+) -> None:
+    await filled(cluster)
+    node = cluster[cluster.state.leader]
+    before = node.partition.log.segment_count
+
+    def refuse(*_: object) -> None:
+        raise (SwapUnfinished if is_stuck else OSError)(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log_module, "replace_segments", refuse)
+        advice = "check the disk, then restart the node" if is_stuck else "the next round retries"
+        with pytest.raises(StorageError, match=advice):
+            await housekeeping(node)._compact(node.partition)
+    if is_stuck:
+        await until(lambda: cluster.state.leader != node.id)
+        return
+    assert cluster.state.leader == node.id
+    await node.produce(b"more")
+    await housekeeping(node)._compact(node.partition)
+    assert node.partition.log.segment_count < before
 
 
 def read_last_offset(records: bytes) -> int:

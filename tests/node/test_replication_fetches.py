@@ -308,7 +308,7 @@ async def test_a_follower_serves_no_consumer_without_a_rack_or_a_lease(cluster: 
 
 @pytest.mark.parametrize(("known_epoch", "preferred"), [(-1, -1), (0, -1), (1, 2)])
 @on_cluster()
-async def test_a_consumer_that_knows_the_leader_and_asks_another_node_is_sent_there(
+async def test_a_consumer_with_the_current_epoch_at_a_wrong_node_is_sent_to_the_leader(
     cluster: Cluster, known_epoch: int, preferred: int
 ) -> None:
     await cluster[1].produce(b"a")

@@ -10,7 +10,7 @@ from tests.node.support_replicas import TOPIC, Cluster, on_cluster, until
 from tests.node.test_replication_following import is_caught_up
 
 from chronik.storage.disk import StorageFull
-from chronik.storage.folder import DataFolder
+from chronik.storage.folder import Claim, DataFolder
 
 
 @on_cluster()
@@ -97,7 +97,7 @@ async def test_another_replica_leads_while_the_leaders_log_is_not_open(
     claim = DataFolder.claim_log
     is_sick = True
 
-    def sick(folder: DataFolder, topic: str, partition: int, topic_id: UUID, now_ms: int) -> str | None:
+    def sick(folder: DataFolder, topic: str, partition: int, topic_id: UUID, now_ms: int) -> Claim:
         if is_sick and folder.path.endswith("node-2"):
             raise OSError("the disk is sick")
         return claim(folder, topic, partition, topic_id, now_ms)

@@ -111,7 +111,7 @@ def test_a_crash_between_both_commits_leaves_each_record_in_one_table(tmp_path: 
 
 
 def test_a_checkpoint_ahead_of_the_table_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="has none of it: it belongs to another table"):
+    with pytest.raises(PipelineError, match="has no batch of it: the checkpoint belongs to another table"):
         lander(tmp_path).land("q", 7, writer(tmp_path, records(0, range(5))))
     lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(5))))
     with pytest.raises(PipelineError, match="is at 0"):

@@ -331,27 +331,27 @@ def test_watermark_never_falls_and_never_passes_a_replica(reports: list[tuple[in
 def test_low_watermark_is_the_smallest_log_start_of_the_in_sync_replicas() -> None:
     leader = leader_of((1, 2), end=10, watermark=10)
     fetched(leader, 3, 10, start=0)
-    assert not leader.deletes(6)
+    assert not leader.update_low_watermark(6)
     fetched(leader, 2, 10, start=4)
-    assert leader.deletes(6)
+    assert leader.update_low_watermark(6)
     assert leader.low_watermark == 4
     fetched(leader, 2, 10, start=9)
-    assert leader.deletes(6)
+    assert leader.update_low_watermark(6)
     assert leader.low_watermark == 6
-    assert not leader.deletes(6)
+    assert not leader.update_low_watermark(6)
 
 
 def test_low_watermark_does_not_advance_while_too_few_replicas_are_in_sync() -> None:
     leader = leader_of((1,), end=10, watermark=10, min_insync=2)
-    assert not leader.deletes(6)
+    assert not leader.update_low_watermark(6)
     leader.configured(1)
-    assert leader.deletes(6)
+    assert leader.update_low_watermark(6)
 
 
 def test_a_replica_that_still_has_deleted_records_does_not_join_the_isr() -> None:
     leader = leader_of((1, 2), end=10, watermark=10)
     fetched(leader, 2, 10, start=5)
-    assert leader.deletes(5)
+    assert leader.update_low_watermark(5)
     fetched(leader, 3, 10, start=4)
     assert not leader.may_join(3, LIVE)
     fetched(leader, 3, 10, start=5)

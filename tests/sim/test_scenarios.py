@@ -18,8 +18,8 @@ from chronik.testing.sim.cluster_scenarios import BadDisks, FiveNodes, ThreeNode
 from chronik.testing.sim.scenario import SingleNode
 
 SOURCE = Path(chronik.__file__).parent
-KNOWN = {SingleNode.name: range(12), ThreeNodes.name: range(5, 11), BadDisks.name: range(10), FiveNodes.name: range(6)}
-FRESH = {SingleNode.name: 30, ThreeNodes.name: 8, BadDisks.name: 10, FiveNodes.name: 6}
+KNOWN = {SingleNode.name: range(8), ThreeNodes.name: range(5, 9), BadDisks.name: range(5), FiveNodes.name: range(4)}
+FRESH = {SingleNode.name: 10, ThreeNodes.name: 4, BadDisks.name: 4, FiveNodes.name: 4}
 
 
 def fresh_seeds(scenario: str, count: int) -> range:

@@ -75,7 +75,9 @@ def test_separate_worker_processes_land_and_audit_a_topic(shared_node: Node, tmp
             for offset, (key, value, headers, time_ms) in enumerate(records):
                 written.record("land-workers", partition, offset, time_ms, key, value, headers)
     where = ["land-workers", "-b", shared_node.bootstrap, "--group", "land-workers-group"]
-    cluster = ["--master", "local-cluster[2,1,1024]", "--conf", "spark.executor.memory=512m"]
+    executors = ("memory=512m", "extraJavaOptions=-XX:TieredStopAtLevel=1")
+    cluster = ["--master", "local-cluster[2,1,1024]"]
+    cluster += [option for value in executors for option in ("--conf", f"spark.executor.{value}")]
     land = ["land", *where, *cluster, "--to", to, "--once"]
     audit = ["audit", *where, *cluster, "--ledger", ledger, "--table", to, "--json"]
     done = subprocess.run(

@@ -89,4 +89,4 @@ def test_the_command_explains_how_to_enable_traces_if_there_are_none(
 ) -> None:
     done = command_without_spark("pipeline", "traces", "-b", shared_node.bootstrap)
     assert done.code == 2
-    assert "chronik trace on TOPIC begins them" in done.error_line
+    assert "start tracing with chronik trace on TOPIC" in done.error_line

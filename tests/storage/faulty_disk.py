@@ -217,6 +217,8 @@ class FaultyDisk:
                 if name == old or name.startswith(old + "/"):
                     del self.folders[name]
             return
+        if old not in self.names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", old)
         inode = self.names.pop(old)
         self.names[new] = inode
         self._log(new, "rename " + old, inode)

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from chronik.storage.disk import RealDisk, RealFile, StorageError
-from chronik.storage.folder import BootRecord, DataFolder, DataFolderError, RecoveryPoint
+from chronik.storage.folder import BootRecord, Claim, DataFolder, DataFolderError, RecoveryPoint
 
 TOPIC_ID = UUID(int=7)
 NOW_MS = 1_700_000_000_000
@@ -145,7 +145,7 @@ def test_a_new_topic_does_not_inherit_the_log_of_a_deleted_topic_of_its_name(tmp
     data.write_text("old")
     folder.claim_log("topic", 0, UUID(int=1), NOW_MS)
     assert data.exists()
-    moved_to = folder.claim_log("topic", 0, UUID(int=2), NOW_MS)
+    moved_to = folder.claim_log("topic", 0, UUID(int=2), NOW_MS).moved_to
     assert not data.exists()
     assert moved_to is not None and (Path(moved_to) / "topic-0" / "data").read_text() == "old"
     folder.close()
@@ -252,6 +252,54 @@ def test_a_flipped_bit_in_a_topic_id_deletes_no_record(tmp_path: Path, flipped: 
         with contextlib.suppress(StorageError):
             folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
         assert records.read_bytes() == b"records"
+    folder.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"00000000-0000", b"\xff" * 40])
+def test_a_topic_id_is_restored_if_the_recovery_points_list_the_log(tmp_path: Path, content: bytes | None) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
+    folder.recovery_points[("orders", 0)] = RecoveryPoint(TOPIC_ID, 3)
+    log = Path(folder.log_path("orders", 0))
+    (log / f"{0:020d}.log").write_bytes(b"records")
+    good = (log / "topic-id").read_bytes()
+    (log / "topic-id").unlink()
+    if content is not None:
+        (log / "topic-id").write_bytes(content)
+    assert not folder.is_lost("orders", 0, TOPIC_ID)
+    assert folder.claim_log("orders", 0, TOPIC_ID, NOW_MS).restored.startswith("it is ")
+    assert (log / "topic-id").read_bytes() == good
+    assert folder.claim_log("orders", 0, TOPIC_ID, NOW_MS) == Claim()
+    folder.close()
+
+
+@pytest.mark.parametrize("point", [None, RecoveryPoint(UUID(int=8), 3)])
+def test_a_log_with_a_damaged_topic_id_is_not_used_without_proof_of_its_owner(
+    tmp_path: Path, point: RecoveryPoint | None
+) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
+    if point is not None:
+        folder.recovery_points[("orders", 0)] = point
+    log = Path(folder.log_path("orders", 0))
+    (log / f"{0:020d}.log").write_bytes(b"records")
+    (log / "topic-id").write_bytes(b"damaged")
+    with pytest.raises(StorageError, match=f"{log}/topic-id is damaged .* does not list this log .* remove topic-id"):
+        folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
+    assert (log / "topic-id").read_bytes() == b"damaged"
+    (log / "topic-id").unlink()
+    assert folder.claim_log("orders", 0, TOPIC_ID, NOW_MS).restored == "it is missing"
+    assert (log / f"{0:020d}.log").read_bytes() == b"records"
+    folder.close()
+
+
+def test_a_damaged_topic_id_of_an_empty_listed_log_loses_nothing(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
+    folder.recovery_points[("orders", 0)] = RecoveryPoint(TOPIC_ID, 0)
+    (Path(folder.log_path("orders", 0)) / "topic-id").write_bytes(b"damaged")
+    assert not folder.is_lost("orders", 0, TOPIC_ID)
+    assert folder.claim_log("orders", 0, TOPIC_ID, NOW_MS) == Claim()
     folder.close()
 
 

@@ -49,7 +49,7 @@ def read_on(log: Log, offset: int) -> tuple[bytes, int, int | None]:
     return data, job.result.next_offset, job.damaged_at
 
 
-def test_batches_of_closed_segments_are_checked_each_time_also_if_this_process_wrote_them(folder: str) -> None:
+def test_batches_of_closed_segments_are_checked_at_every_read(folder: str) -> None:
     log = Log.open(RealDisk(), f"{folder}-new", SMALL, NOW_MS)
     append_many(log, BATCHES)
     _, offset, _ = read_on(log, 0)

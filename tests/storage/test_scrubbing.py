@@ -39,7 +39,7 @@ def scrubbed(log: Log, segment: int) -> SegmentScrub:
     scrub = log.scrub(log.closed_segments()[segment])
     assert scrub is not None
     while not scrub.is_done:
-        assert log.has_scrubbed(scrub)
+        assert log.still_has(scrub)
         scrub.step()
     return scrub
 
@@ -321,10 +321,10 @@ def test_a_scrub_of_a_removed_or_reopened_segment_is_discarded() -> None:
     first, second = (log.scrub(base) for base in log.closed_segments()[:2])
     assert first is not None and second is not None
     log.increment_log_start(second.segment.base_offset).run()
-    assert not log.has_scrubbed(first) and log.has_scrubbed(second)
+    assert not log.still_has(first) and log.still_has(second)
     assert log.scrub(first.segment.base_offset) is None
     log.truncate_to(second.segment.base_offset + 1)
-    assert not log.has_scrubbed(second), "it is the active one now"
+    assert not log.still_has(second), "it is the active one now"
     assert log.scrub(second.segment.base_offset) is None
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node.broker import BrokerState
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
@@ -38,8 +39,13 @@ class FakeBroker:
     image: ClusterImage | None = None
     controller_id: int = -1
     is_ready: bool = False
+    disk_error: str | None = None
     damages: Sequence[Damage] = ()
     replicas: dict[tuple[str, int], Replica] = field(default_factory=dict)
+
+    @property
+    def state(self) -> BrokerState:
+        return "ready" if self.is_ready else "disconnected"
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return cast("Partition | None", self.replicas.get((topic, index)))
@@ -115,7 +121,9 @@ def served(work: Callable[[Node, int], Awaitable[None]]) -> Callable[[], None]:
 @served
 async def test_a_node_is_alive_before_it_is_ready(node: Node, port: int) -> None:
     assert (await get(port, "/healthz"))[0] == 200
-    assert (await get(port, "/readyz"))[0] == 503
+    assert await get(port, "/readyz") == (503, "not serving: the node is disconnected from the controller\n")
+    node.broker.disk_error = "the disk does not answer"
+    assert (await get(port, "/readyz"))[1].endswith("disconnected from the controller; the disk does not answer\n")
     node.broker.is_ready = True
     assert await get(port, "/readyz") == (200, "ready\n")
 
@@ -142,6 +150,7 @@ async def test_the_cluster_endpoint_returns_the_metadata_of_this_node(node: Node
     status, view = await get_json(port, "/api/cluster")
     assert status == 200
     assert (view["node_id"], view["controller"], view["version"], view["cluster_id"]) == (2, 1, 9, "c")
+    assert (view["state"], view["disk_error"]) == ("disconnected", None)
     assert [(known["id"], known["state"], known["kafka"]) for known in view["nodes"]] == [
         (1, "alive", "127.0.0.1:9092"),
         (2, "alive", "127.0.0.1:9093"),

@@ -85,7 +85,7 @@ def test_the_stream_reports_how_long_a_watermark_is_stuck(chronik_cluster: TestC
         next(stream.until("topic"))
         chronik_cluster.pause(follower)
         put_unacknowledged(watcher.bootstrap, topic, 0, batch_of([b"waits"] * 4))
-        stalled = next(state for state in stream.until("topic") if state["partitions"][0]["stands_ms"] > 600)
+        stalled = next(state for state in stream.until("topic") if state["partitions"][0]["stuck_ms"] > 600)
         assert stalled["partitions"][0]["lag"] == 4
         chronik_cluster.resume(follower)
         next(state for state in stream.until("topic") if state["partitions"][0]["high_watermark"] == 4)

@@ -11,6 +11,7 @@ import typer
 
 from chronik import __version__
 from chronik.cli.errors import CANNOT, CHECK_FAILED, INTERRUPTED, CliError, say
+from chronik.client.controller_watch import NoController
 from chronik.client.endpoint import EndpointError
 from chronik.client.errors import ClientError
 from chronik.client.ledger import LedgerError
@@ -68,6 +69,9 @@ def main(arguments: list[str]) -> int:
     except (LedgerError, LocalClusterError) as error:
         say(str(error))
         return CHECK_FAILED if isinstance(error, UncleanStop) else CANNOT
+    except NoController as error:
+        say(str(error))
+        return CANNOT
     except ClientError as error:
         say(f"{error}: is the broker running there? Pass -b HOST:PORT for another")
         return CANNOT

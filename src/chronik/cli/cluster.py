@@ -10,7 +10,7 @@ import typer
 from chronik.cli.errors import CliError, say
 from chronik.cli.options import AsJson
 from chronik.cli.output import print_json, print_table
-from chronik.local.cluster import NODES_MAX, LocalCluster
+from chronik.local.cluster import NODES_MAX, LocalCluster, newest_view
 from chronik.local.node import LocalNode
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, in the background.")
@@ -84,11 +84,12 @@ def status(as_json: AsJson = False, folder: Folder = DEFAULT_FOLDER) -> None:
 
 def _status_of(cluster: LocalCluster) -> dict[str, Any]:
     """Return the status with all fields; fields that no running node can supply are null."""
-    view = cluster.view() or {}
+    views = cluster.views()
+    view = newest_view(views.values()) or {}
     known = {node["id"]: node for node in view.get("nodes", ())}
     return {
         "controller": view.get("controller"),
-        "nodes": [_node(node, known.get(node.id, {})) for node in cluster.nodes],
+        "nodes": [_node(node, views.get(node.id), known.get(node.id, {})) for node in cluster.nodes],
         **{name: view.get(name) for name in ("under_replicated", "leaderless", "topics", "partitions")},
         "under_replicated_partitions": view.get("under_replicated_partitions", []),
         "leaderless_partitions": view.get("leaderless_partitions", []),
@@ -97,24 +98,35 @@ def _status_of(cluster: LocalCluster) -> dict[str, Any]:
     }
 
 
-def _node(node: LocalNode, known: dict[str, Any]) -> dict[str, Any]:
+def _node(node: LocalNode, own: dict[str, Any] | None, known: dict[str, Any]) -> dict[str, Any]:
+    """Return one row; `own` is the node's own view of the cluster, `known` what the newest view has on the node."""
     return {
         "id": node.id,
-        "state": _node_state(node, known),
+        "state": _node_state(node, own, known),
+        "disk_error": own["disk_error"] if own else None,
         "kafka": node.bootstrap,
         "http": str(node.http),
         "pid": node.process.pid,
+        "folder": node.folder,
         **{name: known.get(name) for name in ("leaders", "replicas", "in_sync")},
     }
 
 
-def _node_state(node: LocalNode, known: dict[str, Any]) -> str:
-    """Return stopped, paused, starting, fenced (it runs, but the controller has fenced it) or running."""
+def _node_state(node: LocalNode, own: dict[str, Any] | None, known: dict[str, Any]) -> str:
+    """Return stopped, paused, or how a node runs that has a process.
+
+    starting, stopping; unresponsive: it answers nothing; disk_error: its disk does not complete writes;
+    disconnected: it knows no controller; fenced: the controller has fenced it; running.
+    """
     process = node.process.state
     if process != "running":
         return process or "stopped"
-    if not node.is_ready:
-        return "starting"
+    if own is None:
+        return "unresponsive" if node.is_hanging else "starting"
+    if own["disk_error"] is not None:
+        return "disk_error"
+    if own["state"] != "ready":
+        return str(own["state"])
     return "fenced" if known.get("state") == "fenced" else "running"
 
 
@@ -126,14 +138,36 @@ def _print_status(status: dict[str, Any]) -> None:
         for node in status["nodes"]
     ]
     print_table("", columns, rows, ("pid", "leaders", "replicas", "in_sync"))
+    for node in status["nodes"]:
+        advice = _advice(node)
+        if advice is not None:
+            print(f"node {node['id']} {advice}")
     if status["under_replicated"] is None:
-        print("no node answers, so leaders and in-sync replicas are unknown: start the nodes with chronik cluster up")
+        is_stopped = any(node["state"] == "stopped" for node in status["nodes"])
+        way_out = ": start the nodes with chronik cluster up" if is_stopped else ""
+        print(f"no node answers, so leaders and in-sync replicas are unknown{way_out}")
         return
     if status["controller"] is None:
         print("no controller: a majority of the nodes must run; start them with chronik cluster up")
     print(f"{status['partitions']} partitions of {status['topics']} topics")
     print(f"under-replicated: {_named(status['under_replicated'], status['under_replicated_partitions'])}")
     print(f"without a leader: {_named(status['leaderless'], status['leaderless_partitions'])}")
+
+
+def _advice(node: dict[str, Any]) -> str | None:
+    """Return what a running node that does not serve lacks, and what to do; None if its state explains itself."""
+    node_id = node["id"]
+    if node["state"] == "disk_error":
+        return (
+            f"runs, but its disk does not complete writes ({node['disk_error']}): check the disk of {node['folder']} "
+            "and its free space; the node resumes when writes complete"
+        )
+    if node["state"] == "unresponsive":
+        return (
+            f"runs, but does not answer: check the disk of {node['folder']}, which may not complete writes, and the "
+            f"load of the machine; if it stays like this, chronik cluster kill {node_id}, then start {node_id}"
+        )
+    return None
 
 
 def _named(count: int, names: list[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_time_ms, with_cluster
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_time_ms, with_controller
 from chronik.cli.output import print_json, print_table
 from chronik.client.cluster import Cluster
 from chronik.client.groups import Groups
@@ -23,7 +23,7 @@ Group = Annotated[str, typer.Argument(metavar="GROUP")]
 @app.command("list")
 def list_groups(as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """List all groups."""
-    groups = with_cluster(bootstrap, lambda cluster: Groups(cluster).list())
+    groups = with_controller(bootstrap, lambda cluster: Groups(cluster).list())
     if as_json:
         print_json({"groups": [{"group": g.group, "state": g.state, "type": g.protocol_type} for g in groups]})
         return
@@ -33,7 +33,7 @@ def list_groups(as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRA
 @app.command()
 def describe(group: Group, as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Show a group's members, and its lag per partition."""
-    described = with_cluster(bootstrap, lambda cluster: _describe(cluster, group))
+    described = with_controller(bootstrap, lambda cluster: _describe(cluster, group))
     if as_json:
         print_json(described)
         return
@@ -52,7 +52,7 @@ def reset(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Reset a group's offsets of a topic. The group's consumers must be stopped."""
-    moved = with_cluster(bootstrap, lambda cluster: _reset(cluster, group, topic, to))
+    moved = with_controller(bootstrap, lambda cluster: _reset(cluster, group, topic, to))
     if as_json:
         partitions = [{"topic": topic, "partition": p, "committed": offset} for p, offset in moved.items()]
         print_json({"group": group, "partitions": partitions})
@@ -63,7 +63,7 @@ def reset(
 @app.command()
 def delete(group: Group, as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Delete a group and its offsets. Its consumers must be stopped."""
-    with_cluster(bootstrap, lambda cluster: Groups(cluster).delete(group))
+    with_controller(bootstrap, lambda cluster: Groups(cluster).delete(group))
     if as_json:
         print_json({"group": group, "deleted": True})
     else:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from chronik.cli.errors import CliError
 from chronik.client.cluster import Cluster
+from chronik.client.controller_watch import run_watched
 from chronik.client.endpoint import parse_bootstrap
 
 _T = TypeVar("_T")
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+CLIENT_ID = "chronik-cli"
 EPOCH_MS_FROM = 10**12
 
 Bootstrap = Annotated[
@@ -67,7 +69,13 @@ def with_cluster(bootstrap: str, work: Callable[[Cluster], Awaitable[_T]], timeo
     """Run `work` on a new event loop with a cluster client, and close the client afterwards."""
 
     async def run() -> _T:
-        async with Cluster(parse_bootstrap(bootstrap), client_id="chronik-cli", timeout_s=timeout_s) as cluster:
+        async with Cluster(parse_bootstrap(bootstrap), client_id=CLIENT_ID, timeout_s=timeout_s) as cluster:
             return await work(cluster)
 
     return asyncio.run(run())
+
+
+def with_controller(bootstrap: str, work: Callable[[Cluster], Coroutine[Any, Any, _T]]) -> _T:
+    """As `with_cluster`, for work that cannot succeed without a controller: raise NoController if there is none."""
+    addresses = parse_bootstrap(bootstrap)
+    return with_cluster(bootstrap, lambda cluster: run_watched(work(cluster), addresses, CLIENT_ID))

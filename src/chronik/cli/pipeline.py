@@ -277,7 +277,7 @@ def audit(
 
 
 def _show(result: AuditResult) -> None:
-    """Print the original experiment's breakdown, all sides next to each other, the faults, and the verdict last."""
+    """Print a breakdown by partition, all sides next to each other, the faults, and the verdict last."""
     from chronik.pipeline.audit.blocks import SIDES
     from chronik.pipeline.report.audit import faults, sentence
 
@@ -299,7 +299,7 @@ def _show(result: AuditResult) -> None:
     for partition, what, side, first, last, count, detail in faults_found[:RANGES_SHOWN]:
         offsets = f"offset {first}" if first == last else f"offsets {first}-{last}"
         more = f" ({detail})" if detail else f" ({count} records)" if count > 1 else ""
-        print(f"partition {partition}: {what} at the side {side}, {offsets}{more}")
+        print(f"partition {partition}, {side}: {what}, {offsets}{more}")
     if len(faults_found) > RANGES_SHOWN:
         print(f"... and {len(faults_found) - RANGES_SHOWN} more: see --json or --report")
     for text in result.notes:
@@ -308,7 +308,7 @@ def _show(result: AuditResult) -> None:
 
 
 def _breakdown(result: AuditResult) -> str:
-    """Return the table in the format of the experiment that this system comes from."""
+    """Return the breakdown by partition, in the format of the earlier system's experiment (see `verify`)."""
     lines = ["Per-Partition Breakdown", "=" * 80]
     expected = round(result.expected / max(1, len(result.partitions)))
     for partition in result.partitions:

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from chronik.cli.errors import CHECK_FAILED, CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic, parse_configs, with_cluster
+from chronik.cli.options import CLIENT_ID, DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic, parse_configs, with_controller
 from chronik.cli.output import print_json, print_table
 from chronik.client.brokers import Brokers
 from chronik.client.cluster import Cluster, Deadline
-from chronik.client.layout import PartitionLayout, TopicLayout
-from chronik.client.replica_logs import ANSWERS, ReplicaLog, loss_if_leading, replica_logs
+from chronik.client.controller_watch import survey_controller
+from chronik.client.layout import ClusterLayout, PartitionLayout, TopicLayout
+from chronik.client.replica_logs import ANSWERS, Loss, ReplicaLog, loss_if_leading, replica_logs
 from chronik.client.topics import EARLIEST, LATEST, LOG_END_READER, Topics
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -37,14 +38,16 @@ def create(
 ) -> None:
     """Create a topic."""
     configs = parse_configs("--config", config, "retention.ms=3600000")
-    with_cluster(bootstrap, lambda cluster: Topics(cluster).create(name, partitions, replication_factor, configs))
+    with_controller(bootstrap, lambda cluster: Topics(cluster).create(name, partitions, replication_factor, configs))
     say(f"created topic {name} with {partitions} partitions")
 
 
 @app.command("list")
 def list_topics(as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """List all topics."""
-    layout = with_cluster(bootstrap, lambda cluster: cluster.layout())
+    layout, outdated = with_controller(bootstrap, _layout)
+    if outdated is not None:
+        say(f"this list may be outdated: {outdated}")
     topics = [_summary(topic) for _, topic in sorted(layout.topics.items())]
     if as_json:
         print_json({"topics": topics})
@@ -56,7 +59,7 @@ def list_topics(as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRA
 @app.command()
 def describe(name: Name, as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Show a topic's settings, replicas and offsets."""
-    topic = with_cluster(bootstrap, lambda cluster: _describe(cluster, name))
+    topic = with_controller(bootstrap, lambda cluster: _describe(cluster, name))
     if as_json:
         print_json(topic)
         return
@@ -88,14 +91,14 @@ def alter(
         if partitions is not None:
             await topics.grow(name, partitions)
 
-    with_cluster(bootstrap, work)
+    with_controller(bootstrap, work)
     say(f"altered topic {name}")
 
 
 @app.command()
 def delete(name: Name, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Delete a topic and all its records."""
-    with_cluster(bootstrap, lambda cluster: Topics(cluster).delete(name))
+    with_controller(bootstrap, lambda cluster: Topics(cluster).delete(name))
     say(f"deleted topic {name}")
 
 
@@ -114,7 +117,7 @@ def recover(
     # No remaining replica can prove that it has every committed record, so an operator has to choose one. The chosen
     # node becomes the first of the replicas, and an unclean election picks the first replica that can lead.
     name = f"{topic}-{partition}"
-    layout, logs = with_cluster(bootstrap, lambda cluster: _survey(cluster, topic, partition))
+    layout, logs, no_controller = with_controller(bootstrap, lambda cluster: _survey(cluster, topic, partition))
     view: dict[str, Any] = {
         "topic": topic,
         "partition": partition,
@@ -127,9 +130,11 @@ def recover(
     if not as_json:
         _print_replicas(name, node, view["replicas"])
     try:
+        if no_controller is not None:
+            raise CliError(f"nothing was changed: {no_controller}")
         chosen = _check(name, node, layout, logs)
         lost = loss_if_leading(chosen, logs)
-        loss = str(lost.records) if lost.is_exact else f"{lost.records} or more"
+        loss = "an unknown number of" if lost.records is None else str(lost)
         if not accept_loss:
             raise CliError(
                 f"nothing was changed: {loss} records that other replicas of {name} have are lost if node {node} "
@@ -140,7 +145,7 @@ def recover(
             f"Make node {node} the leader of {name}, and lose {loss} records that other replicas have?", err=True
         ):
             raise CliError("nothing was changed", CHECK_FAILED)
-        elected = with_cluster(bootstrap, lambda cluster: _lead(cluster, topic, layout, node))
+        elected = with_controller(bootstrap, lambda cluster: _lead(cluster, topic, layout, node))
         view |= {"leader": elected.leader, "epoch": elected.leader_epoch, "recovered": True}
     finally:
         if as_json:
@@ -193,9 +198,25 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
     }
 
 
-async def _survey(cluster: Cluster, topic: str, partition: int) -> tuple[PartitionLayout, list[ReplicaLog]]:
+async def _layout(cluster: Cluster) -> tuple[ClusterLayout, str | None]:
+    """Return the layout, and the reason why it may be outdated, if there is one."""
+    layout = await cluster.layout()
+    return layout, await _no_controller(cluster)
+
+
+async def _no_controller(cluster: Cluster) -> str | None:
+    """Explain that the cluster has no controller now; None if it has one."""
+    if cluster.knows_controller:
+        return None
+    survey = await survey_controller(cluster, CLIENT_ID)
+    return None if survey.has_controller else survey.explain()
+
+
+async def _survey(cluster: Cluster, topic: str, partition: int) -> tuple[PartitionLayout, list[ReplicaLog], str | None]:
+    """Return the partition, its replicas' logs, and the reason why no leader can be elected, if there is one."""
     layout = await _partition(cluster, topic, partition)
-    return layout, await replica_logs(cluster, topic, partition, layout.replicas)
+    no_controller = await _no_controller(cluster)
+    return layout, await replica_logs(cluster, topic, partition, layout.replicas), no_controller
 
 
 async def _partition(cluster: Cluster, topic: str, partition: int, deadline: Deadline | None = None) -> PartitionLayout:
@@ -251,14 +272,11 @@ def _print_replicas(name: str, node_id: int, replicas: Sequence[dict[str, Any]])
     columns = ("node", "state", "log start", "log end", "last epoch", "lost if it leads")
     rows = []
     for replica in replicas:
-        node, lost = replica["node"], replica["lost"]
-        rows.append(
-            (
-                f"{node} (chosen)" if node == node_id else node,
-                *(replica[name] for name in ("state", "log_start_offset", "log_end_offset", "last_epoch")),
-                f"{lost} or more" if replica["lost_is_exact"] is False else lost,
-            )
-        )
+        node, is_known = replica["node"], replica["state"] == ANSWERS
+        values = [replica[name] for name in ("log_start_offset", "log_end_offset", "last_epoch")]
+        loss = Loss(replica["lost"], bool(replica["lost_is_exact"]))
+        measured = (*values, loss) if is_known else ("unknown",) * 4
+        rows.append((f"{node} (chosen)" if node == node_id else node, replica["state"], *measured))
     print_table(f"replicas of {name}", columns, rows, columns[2:])
 
 

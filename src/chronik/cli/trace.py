@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Topic, with_cluster
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Topic, with_controller
 from chronik.client.cluster import Cluster
 from chronik.client.endpoint import parse_bootstrap
 from chronik.client.topics import Topics
@@ -33,14 +33,14 @@ EVENTS_SHOWN_BEFORE = 10
 @app.command()
 def on(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Start tracing a topic. Tracing costs a few per cent of throughput."""
-    with_cluster(bootstrap, lambda cluster: Topics(cluster).alter_configs(topic, {TRACE: "true"}))
+    with_controller(bootstrap, lambda cluster: Topics(cluster).alter_configs(topic, {TRACE: "true"}))
     say(f"tracing {topic}: see chronik trace tail {topic}")
 
 
 @app.command()
 def off(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Stop tracing a topic. Earlier traces stay in the nodes' rings and in __chronik_traces."""
-    with_cluster(bootstrap, lambda cluster: Topics(cluster).alter_configs(topic, {TRACE: "false"}))
+    with_controller(bootstrap, lambda cluster: Topics(cluster).alter_configs(topic, {TRACE: "false"}))
     say(f"stopped tracing {topic}")
 
 
@@ -52,7 +52,7 @@ def tail(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Show a topic's traces from all nodes as they happen, until Ctrl-C."""
-    if with_cluster(bootstrap, lambda cluster: _is_off(cluster, topic)):
+    if with_controller(bootstrap, lambda cluster: _is_off(cluster, topic)):
         say(f"{topic} is not traced: start with chronik trace on {topic}")
 
     def show(event: traces.Trace) -> None:

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-SEEDS_RATE = 100 * 4391 / 5000
-"""The success rate of the experiment's first recorded run; a partial success must exceed it."""
+EARLIER_RATE = 100 * 4391 / 5000
+"""The success rate of the earlier system's first recorded run; a partial success must exceed it."""
 PASS, PARTIAL, FAIL = "PASS", "PARTIAL", "FAIL"
 
 
@@ -121,7 +121,7 @@ class Account:
         faults = (self.failed, self.missing, self.duplicates, self.out_of_order, self.unexpected)
         if not any(faults) and self.acked == self.messages:
             return PASS
-        return PARTIAL if self.success_rate > SEEDS_RATE else FAIL
+        return PARTIAL if self.success_rate > EARLIER_RATE else FAIL
 
     def next_offset(self, partition: int) -> int:
         """Return the offset after the highest that was read, or 0 if nothing was read."""

@@ -41,7 +41,7 @@ class Brokers:
         values = {"topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()]}
 
         def check(response: Any) -> None:
-            raise_for(response, "moving replicas")
+            raise_for(response, "reassigning replicas")
             for topic in response.responses:
                 for partition in topic.partitions:
                     raise_for(partition, f"moving {topic.name}-{partition.partition_index}")
@@ -53,7 +53,7 @@ class Brokers:
         """Return the reassignments in progress."""
 
         def read(response: Any) -> dict[Partition, Move]:
-            raise_for(response, "listing moves")
+            raise_for(response, "listing reassignments")
             return {
                 (topic.name, partition.partition_index): Move(
                     tuple(partition.replicas), tuple(partition.adding_replicas), tuple(partition.removing_replicas)

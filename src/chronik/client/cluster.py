@@ -78,6 +78,11 @@ class Cluster:
 
     # Metadata.
 
+    @property
+    def knows_controller(self) -> bool:
+        """Whether the newest metadata names a controller."""
+        return self._layout is not None and self._layout.controller_id >= 0
+
     async def layout(self, topics: Sequence[str] | None = None, *, deadline: Deadline | None = None) -> ClusterLayout:
         """Fetch fresh metadata of `topics`, or of all topics if None. This never creates topics."""
         self._layout = await self.retry(lambda until: self._fetch_layout(topics, until), deadline, refresh=False)

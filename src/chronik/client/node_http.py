@@ -19,7 +19,7 @@ class HttpError(Exception):
 
 
 class Answer(NamedTuple):
-    """A response, and the node's clock in whole seconds from the Date header, or 0 if it is absent."""
+    """A response. `clock_ms` is the node's clock from the Date header, exact to the second; 0 if that is absent."""
 
     status: int
     body: bytes

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chronik.client.cluster import Cluster, Deadline
-from chronik.client.errors import ClientError, Unreachable
+from chronik.client.errors import ClientError, Refused
 from chronik.client.topics import EARLIEST, LATEST, LOG_END_READER, READ_UNCOMMITTED, list_offsets
 from chronik.wire.errors import ErrorCode, KafkaError
 
 ANSWERS = "answers"
 DOWN = "down"
+UNLISTED = "down or fenced"
 SILENT = "does not answer"
 ANSWER_TIMEOUT_S = 5.0
 NO_EPOCH = -1
@@ -41,10 +42,18 @@ class ReplicaLog:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How many records one replica lacks that other replicas have; if `is_exact` is False, more may be lost."""
+    """How many records one replica lacks that other replicas have; if `is_exact` is False, more may be lost.
 
-    records: int
+    `records` is None if no other replica answers, so that nothing is known.
+    """
+
+    records: int | None
     is_exact: bool
+
+    def __str__(self) -> str:
+        if self.records is None:
+            return "unknown"
+        return str(self.records) if self.is_exact else f"{self.records} or more"
 
 
 async def replica_logs(cluster: Cluster, topic: str, partition: int, replicas: Sequence[int]) -> list[ReplicaLog]:
@@ -64,9 +73,9 @@ async def _replica_log(cluster: Cluster, topic: str, partition: int, node_id: in
         ]
     except KafkaError as error:
         # `Cluster.connection` raises this code for a broker that is not in the metadata.
-        is_gone = error.code is ErrorCode.coordinator_not_available
-        return ReplicaLog(node_id, DOWN if is_gone else error.code.name)
-    except Unreachable:
+        is_unlisted = error.code is ErrorCode.coordinator_not_available
+        return ReplicaLog(node_id, UNLISTED if is_unlisted else f"log is not open ({error.code.name})")
+    except Refused:
         return ReplicaLog(node_id, DOWN)
     except ClientError:
         return ReplicaLog(node_id, SILENT)
@@ -80,11 +89,20 @@ def loss_if_leading(log: ReplicaLog, logs: Iterable[ReplicaLog]) -> Loss:
     epochs may have written different records at the same offsets.
     """
     logs = list(logs)
+    others = [each for each in logs if each is not log]
+    answering = [each for each in others if each.state == ANSWERS]
+    if others and not answering:
+        return Loss(None, is_exact=False)
     epochs = {each.last_epoch for each in logs if each.offsets}
-    is_exact = all(each.state == ANSWERS for each in logs) and len(epochs) <= 1 and NO_EPOCH not in epochs
-    return Loss(max(_lacking(log.offsets, other.offsets) for other in logs), is_exact)
+    is_exact = len(answering) == len(others) and len(epochs) <= 1 and NO_EPOCH not in epochs
+    every = _covered([each.offsets for each in (log, *answering)])
+    return Loss(every - len(log.offsets), is_exact)
 
 
-def _lacking(own: range, other: range) -> int:
-    shared = max(0, min(own.stop, other.stop) - max(own.start, other.start))
-    return len(other) - shared
+def _covered(ranges: Iterable[range]) -> int:
+    """Return how many offsets at least one of the ranges has."""
+    count = end = 0
+    for each in sorted(ranges, key=lambda each: each.start):
+        count += max(0, each.stop - max(end, each.start))
+        end = max(end, each.stop)
+    return count

@@ -1,7 +1,7 @@
 """Derive one verdict from the observations. Pure: no clock, no network.
 
 Each rule returns a finding, and matches if the finding has evidence. If several rules match, the first in the order of
-precedence is the verdict. It is closest to the cause, because each condition also causes the ones after it.
+precedence is the verdict. It is usually closest to the cause, because a condition often causes those after it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def leadership_rejections(seen: Observations) -> Finding:
     return Finding(
         "leadership-rejections",
         f"clients keep sending requests for {seen.topic} to nodes that do not lead it, which reject them",
-        f"{step} (a shorter metadata.max.age, or a restart), and set forwarding = true on the nodes, so that they "
+        f"{step} (a shorter metadata.max.age.ms, or a restart), and set forwarding = true on the nodes, so that they "
         "forward produce requests to the leader.",
         evidence,
     )

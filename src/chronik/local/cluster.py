@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from chronik.local.errors import LocalClusterError, UncleanStop
@@ -83,8 +83,11 @@ class LocalCluster:
 
     def view(self) -> dict[str, Any] | None:
         """Return the newest cluster view that a running node reports, or None if no node answers."""
-        views = [view for node in self.nodes if node.process.state == "running" and (view := node.cluster_view())]
-        return max(views, key=lambda view: (view["version"], view["controller"] is not None), default=None)
+        return newest_view(self.views().values())
+
+    def views(self) -> dict[int, dict[str, Any] | None]:
+        """Return each running node's view of the cluster, by node id; None for a node that does not answer."""
+        return {node.id: node.cluster_view() for node in self.nodes if node.process.state == "running"}
 
     def host_of(self, node_id: int) -> str:
         """Return the address that a node listens on."""
@@ -318,6 +321,12 @@ class LocalCluster:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             self.refresh()
             yield
+
+
+def newest_view(views: Iterable[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the newest of several nodes' cluster views, or None if there is none."""
+    present = [view for view in views if view is not None]
+    return max(present, key=lambda view: (view["version"], view["controller"] is not None), default=None)
 
 
 def shared_environment() -> dict[str, str]:

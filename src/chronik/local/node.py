@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import re
+import socket
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -71,6 +72,19 @@ class LocalNode:
         """Return this node's view of its cluster (`/api/cluster`), or None if it does not answer."""
         status, body = self.get("/api/cluster")
         return json.loads(body) if status == http.client.OK else None
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether its HTTP port accepts connections and answers nothing: the process is alive, its loop is not."""
+        if self.get("/healthz")[0]:
+            return False
+        try:
+            socket.create_connection(self.http, HTTP_TIMEOUT_S).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of one GET request; status 0 if the node does not answer."""

@@ -56,12 +56,14 @@ STATIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _static("advertised.listeners", _S, "The address that is advertised to clients."),
         _static("auto.create.topics.enable", _B, "Whether a metadata request for an unknown topic creates it."),
         _static("broker.id", _I, "This node's id."),
-        _static("broker.rack", _S, "The rack that replicas are spread over."),
+        _static("broker.rack", _S, "This node's rack; replicas are spread over racks."),
         _static("connections.max.idle.ms", _L, "How long an idle connection is kept."),
         _static("default.replication.factor", _I, "The replication factor of a topic that is created without one."),
         _static("delete.topic.enable", _B, "Whether topics can be deleted."),
         _static(
-            "durability", _S, "When a record is durable: 'synced' after fdatasync, 'replicated' in the page cache."
+            "durability",
+            _S,
+            "When a record counts as durable: 'synced' after fdatasync, 'replicated' once in the page cache.",
         ),
         _static("group.initial.rebalance.delay.ms", _I, "How long a new group waits for more members."),
         _static("group.max.session.timeout.ms", _I, "The longest session timeout that a member may request."),
@@ -97,7 +99,7 @@ def check_broker_configs(configs: Mapping[str, str | None], broker: str = CLUSTE
             )
         if name in STATIC_BROKER_CONFIGS:
             raise KafkaError(
-                ErrorCode.invalid_request, f"Cannot update {name} while the broker runs: set it where the node starts"
+                ErrorCode.invalid_request, f"Cannot update {name} while the broker runs: set it before the start"
             )
         if text is None:
             continue

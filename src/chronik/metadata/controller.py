@@ -141,7 +141,7 @@ class Controller:
         return plan_isr_change(image, self._liveness.states(image, now_ms), call)
 
     def report(self, image: ClusterImage, call: ReportReplicasCall, now_ms: int) -> Plan:
-        """Plan the changes that follow from a broker's report on its replicas, or raise the reason against it."""
+        """Plan the changes that follow from a broker's report on its replicas, or raise the error that refuses it."""
         plan = plan_report(image, self._liveness.states(image, now_ms), call)
         for report in call.reports:
             topic = image.topic_by_id(report.topic_id)
@@ -197,7 +197,7 @@ class Controller:
                 session.demoted(version, now_ms)
 
     def _suspect_changed_brokers(self, states: BrokerStates) -> None:
-        """Mark the partitions of every broker whose state changed for another look."""
+        """Mark the partitions of every broker whose state changed as suspects, so that they are examined again."""
         before, self._states = self._states, states
         changed = [old ^ new for old, new in zip(before, states, strict=True)]
         for broker_id in sorted(frozenset[int]().union(*changed)):

@@ -37,7 +37,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 REPLICATION_FACTOR_SAFE = 3
-"""With at least this many replicas, acks=all means two of them unless the topic or the cluster sets another number."""
+"""With at least this many replicas, min.insync.replicas is 2 unless the topic or the cluster sets another number."""
 
 
 class Loss(Enum):

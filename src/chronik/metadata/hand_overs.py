@@ -51,7 +51,7 @@ def preferred_hand_overs(
     """Yield the hand-overs of those partitions whose preferred leader could lead but does not."""
     for key in keys:
         partition = image.partition(*key)
-        if partition is not None and not partition.is_reassigned and _can_prefer(partition, brokers):
+        if partition is not None and not partition.is_being_reassigned and _can_prefer(partition, brokers):
             yield key, preferred_hand_over(image, brokers, key)
 
 

@@ -83,7 +83,7 @@ class PartitionImage(msgspec.Struct, frozen=True):
     unclean_epoch: int = -1
 
     @property
-    def is_reassigned(self) -> bool:
+    def is_being_reassigned(self) -> bool:
         return bool(self.adding or self.removing)
 
     @property

@@ -1,11 +1,11 @@
 """Partition reassignment (KIP-455): how to start, change and cancel it.
 
 A reassignment adds the new replicas to the old ones. Once all new replicas are in sync, the old ones are removed, in
-the same change as the last ISR addition or the next time `elections` looks. Until then it can be cancelled or given
-another target, relative to the replicas before it began. No timeout applies: a reassignment completes once its new
-replicas have caught up, however long that takes, and survives a change of controller.
+the same change as the last ISR addition, or when `elections` next examines the partition. Until then it can be
+cancelled or given another target; both start from the replicas before it began. No timeout applies: a reassignment
+completes once its new replicas have caught up, however long that takes, and survives a change of controller.
 
-Internal topics gain replicas in the same way as brokers join: they may have been created when there was one broker.
+When brokers join, internal topics gain replicas in the same way: they may have been created when there was one broker.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def plan_moves(
         topic, partition = image.require_partition(move.topic, move.partition)
         if plan.changes.has(topic.id, partition.partition):
             raise KafkaError(ErrorCode.invalid_request, f"{topic.name}-{partition.partition} is named twice")
-        if move.replicas is None and not partition.is_reassigned:
+        if move.replicas is None and not partition.is_being_reassigned:
             raise KafkaError(
-                ErrorCode.no_reassignment_in_progress, f"{topic.name}-{partition.partition} is not being moved"
+                ErrorCode.no_reassignment_in_progress,
+                f"{topic.name}-{partition.partition} is not being reassigned",
             )
         if move.replicas is not None:
             check_replicas(image, move.replicas, "The assignment")
@@ -82,8 +83,8 @@ def reassign(
     if is_lost or (partition.isr and not draft.isr) or (has_leader and draft.leader == NO_LEADER):
         raise KafkaError(
             ErrorCode.invalid_replica_assignment,
-            f"{topic.name}-{partition.partition} would be left without a leader: of {[*candidates]}, which could lead, "
-            f"no replica in {[*draft.replicas]} can",
+            f"{topic.name}-{partition.partition} would be left without a leader: none of the replicas "
+            f"{[*draft.replicas]} could lead, only {[*candidates]}",
         )
     return draft.change()
 
@@ -96,7 +97,7 @@ def reassigning(
         requested = [(name, index) for name, topic in image.topics.items() for index in range(len(topic.partitions))]
     for name, index in sorted(set(requested)):
         partition = image.partition(name, index)
-        if partition is not None and partition.is_reassigned:
+        if partition is not None and partition.is_being_reassigned:
             yield name, partition
 
 
@@ -117,7 +118,7 @@ def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replication
             for replica in partition.replicas:
                 hosted[replica] = hosted.get(replica, 0) + 1
         for partition in topic.partitions:
-            is_changing = partition.is_reassigned or changes.has(topic.id, partition.partition)
+            is_changing = partition.is_being_reassigned or changes.has(topic.id, partition.partition)
             if is_changing or len(partition.replicas) >= target:
                 continue
             replicas = _grown(image, brokers, partition, target, hosted)

@@ -6,8 +6,9 @@ records, the same command removes the broker from every ISR and all eligible lea
 state.
 
 Which brokers may have lost records? Under durability `synced`, a crash loses none: records are acknowledged only once
-they are on disk. If the crashed process or the new one runs under `replicated`, every broker that did not stop cleanly.
-In any case, a broker whose data folder is not the one its last process wrote to: a new folder, or an old copy.
+they are on disk. If the crashed process or the new one runs under `replicated`, a broker that did not stop cleanly may
+have lost records. Under either setting, so may a broker whose data folder is not the one its last process wrote to: a
+new folder, or an old copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Controlled shutdown: a broker hands over what it leads, loses what remains, and learns when it may stop.
+"""Controlled shutdown: a broker hands over its leaderships; the controller moves those that remain and lets it stop.
 
 It may stop once other brokers lead every partition that they can lead, and all live brokers know it, so that no request
 reaches a stopped broker. A partition that only it can lead delays it for a while if another replica is catching up.

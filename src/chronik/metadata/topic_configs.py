@@ -42,7 +42,7 @@ _SYNONYMS: Mapping[str, str | None] = {
     "unclean.leader.election.enable": "unclean.leader.election.enable",
     "visibility": None,
 }
-"""The broker config that provides the default, if its name is not `log.` and the name of the topic config."""
+"""The broker config that provides the default, if it is not the topic config's name after the prefix `log.`."""
 
 
 def _define(name: str, config_type: ConfigType, default: str, documentation: str, **limits: Any) -> ConfigDefinition:
@@ -87,20 +87,24 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _long(
             "delete.retention.ms", _DAY_MS, "How long a tombstone stays in a compacted topic after it was compacted."
         ),
-        _long("file.delete.delay.ms", 60_000, "How long a dropped segment's files may stay on disk."),
+        _long(
+            "file.delete.delay.ms",
+            60_000,
+            "Kafka's delay before a dropped segment's files are deleted. Not used: they are deleted at once.",
+        ),
         _long(
             "flush.messages",
             LONG_MAX,
-            "Kafka's sync interval in records. When records are synced is the node's durability setting instead.",
+            "Kafka's sync interval in records. Not used: the node's durability setting decides when to sync.",
             lowest=1,
         ),
         _long(
             "flush.ms",
             LONG_MAX,
-            "Kafka's sync interval in time. When records are synced is the node's durability setting instead.",
+            "Kafka's sync interval in time. Not used: the node's durability setting decides when to sync.",
         ),
         _int("index.interval.bytes", 4096, "The least number of log bytes between two entries of the offset index."),
-        _long("max.compaction.lag.ms", LONG_MAX, "The longest time a record may wait for compaction.", lowest=1),
+        _long("max.compaction.lag.ms", LONG_MAX, "Kafka's longest wait for compaction. Not used.", lowest=1),
         _int(
             "max.message.bytes",
             MAX_MESSAGE_BYTES_DEFAULT,
@@ -134,11 +138,11 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _int(
             "min.insync.replicas",
             1,
-            "How many replicas must have a record before acks=all is answered. Unless set: 2 if a topic has three or "
+            "How many replicas must be in sync for acks=all to succeed. Unless set: 2 if a topic has three or "
             "more replicas, otherwise 1.",
             lowest=1,
         ),
-        _off("preallocate", "Whether a new segment's whole size is reserved on disk."),
+        _off("preallocate", "Kafka's switch for segment preallocation. Not used: segments are preallocated in steps."),
         _long(
             "retention.bytes",
             -1,
@@ -152,11 +156,11 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
             lowest=-1,
         ),
         _int("segment.bytes", 1 << 30, "The size at which a segment is closed and the next one begins.", lowest=1024),
-        _int("segment.index.bytes", 10 * 1024 * 1024, "The largest size of a segment's index.", lowest=4),
+        _int("segment.index.bytes", 10 * 1024 * 1024, "Kafka's size limit of a segment's index. Not used.", lowest=4),
         _long(
             "segment.jitter.ms",
             0,
-            "The longest random time by which segments of different partitions are closed earlier.",
+            "Kafka's maximum random jitter that is subtracted from segment.ms. Not used.",
         ),
         _long("segment.ms", 7 * _DAY_MS, "The age at which a segment is closed.", lowest=1),
         _off(

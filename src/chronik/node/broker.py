@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from chronik.metadata.image import ClusterImage
@@ -17,7 +17,7 @@ from chronik.node.coordinators.group_service import GroupService
 from chronik.node.coordinators.markers import MarkerWriter
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.coordinators.transactions import Transactions
-from chronik.node.disk_watch import DiskWatch
+from chronik.node.disk_watch import NO_ANSWER, DiskWatch
 from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.membership.cluster_member import Addresses, ClusterMember, StoredMetadata, load_metadata
 from chronik.node.membership.cluster_secret import ClusterSecret, load_secret
@@ -42,6 +42,8 @@ from chronik.node.topic_settings import check_topic_defaults
 from chronik.node.trace_topic import TraceTopic
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import KafkaError
+
+BrokerState = Literal["ready", "starting", "stopping", "disconnected"]
 
 
 class Held(NamedTuple):
@@ -108,6 +110,7 @@ class Broker:
         """The error that the node cannot continue from; its owner should stop it."""
         self._failed = asyncio.Event()
         self._is_serving = False
+        self._is_stopping = False
         incarnation = env.new_uuid()
         self.metadata = MetadataLog(loop, log)
         self.host = self._make_host(held.folder, incarnation)
@@ -268,7 +271,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Answer running requests, sync everything, and record a clean shutdown. Idempotent."""
-        self._is_serving = False
+        self._is_serving, self._is_stopping = False, True
         while self._closers:
             await self._closers.pop()()
 
@@ -284,7 +287,7 @@ class Broker:
 
     async def _leave(self) -> None:
         """Transfer this node's leadership to other nodes while it still serves."""
-        self._is_serving = False
+        self._is_serving, self._is_stopping = False, True
         self.forwarding.is_leaving = True
         if self.failure is None:
             await self.member.leave()
@@ -313,6 +316,21 @@ class Broker:
     def is_ready(self) -> bool:
         """Whether the node serves clients: started, not stopping, and not cut off from the controller."""
         return self._is_serving and self.member.lease_is_valid()
+
+    @property
+    def state(self) -> BrokerState:
+        """Ready, or the reason why the node does not serve clients; disconnected means from the controller."""
+        if self._is_serving:
+            return "ready" if self.is_ready else "disconnected"
+        return "stopping" if self._is_stopping else "starting"
+
+    @property
+    def disk_error(self) -> str | None:
+        """Why the disk does not complete writes that the node depends on; None if it does."""
+        error = self.member.raft.write_error
+        if error is not None:
+            return str(error)
+        return NO_ANSWER if self.disk_watch.is_stuck else None
 
     @property
     def damages(self) -> Sequence[Damage]:

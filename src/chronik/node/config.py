@@ -168,7 +168,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             for name, endpoint, detail in (
                 ("kafka", self.kafka_endpoint, " or passwords"),
                 ("http", self.http_endpoint, " or passwords"),
-                ("internal", self.internal_endpoint, ": nodes prove the cluster secret, but do not encrypt"),
+                ("internal", self.internal_endpoint, ": nodes authenticate, but traffic is not encrypted"),
             )
             if not endpoint.is_loopback
         ]

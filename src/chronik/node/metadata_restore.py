@@ -47,7 +47,7 @@ def check_without_metadata(folders: Sequence[DataFolder], new_id: NewId) -> None
             store.close()
         if not is_blank:
             raise StoreError(
-                f"{path} has metadata: start the nodes that have it, and the other nodes rejoin by themselves; to "
+                f"{path} has metadata or cannot be read: start the nodes that have it, and the other nodes rejoin; to "
                 f"rebuild it from the logs instead, move {STORE_NAME} out of every data folder"
             )
 

@@ -1,1 +1,1 @@
-"""Observability: metrics for Prometheus, logs as JSON lines. Names and fields are stable."""
+"""Observability: Prometheus metrics, JSON logs, traces, watermark lag, SVG charts. Names and fields are stable."""

@@ -224,10 +224,10 @@ class Metrics:
 
         yield GaugeMetricFamily("chronik_connections", "Open client connections.", value=self.connections)
         for name, text, count in (
-            ("chronik_connections_refused", "Connections closed at once: too many.", self.connections_refused),
+            ("chronik_connections_refused", "Connections closed at the connection limit.", self.connections_refused),
             (
                 "chronik_malformed_requests",
-                "Frames that did not parse; their connection was closed.",
+                "Connections closed for a malformed or stalled frame, or because there were too many.",
                 self.malformed_requests,
             ),
             ("chronik_received_bytes", "Bytes of request frames.", self.bytes_in),
@@ -260,7 +260,7 @@ class Metrics:
         ):
             yield GaugeMetricFamily(name, text, value=value)
         damages = CounterMetricFamily(
-            "chronik_damages_found", "Damages found in logs of this node, by how they were found.", labels=["how"]
+            "chronik_damages_found", "Damaged places found in this node's logs, by how they were found.", labels=["how"]
         )
         yield _filled(damages, (([how], count) for how, count in self.damages_found.items()))
         yield GaugeMetricFamily(

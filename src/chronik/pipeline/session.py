@@ -31,7 +31,7 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=4 -Xss4m",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Xss4m",
     "spark.driver.memory": "1g",
 }
 ALWAYS = {

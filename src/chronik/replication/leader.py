@@ -75,7 +75,7 @@ class PartitionLeader:
         self.epoch_start_offset = log_end_offset
         self.high_watermark = high_watermark
         self.low_watermark = UNKNOWN
-        """The offset below which clients may learn that records are deleted, as of the last call of `deletes`."""
+        """Clients may learn that records below this are deleted, as of the last call of `update_low_watermark`."""
         # Every offset that earlier leaders reported as deleted is below this: this node was in sync.
         self._deleted_upto = log_start_offset
         self._own_end = durable_end
@@ -244,7 +244,7 @@ class PartitionLeader:
     def propose_hand_over(
         self, to: int, now_ms: int, live: Mapping[int, int], *, leaves: bool = False
     ) -> ProposedIsr | None:
-        """Propose to transfer leadership to a replica that has everything; None while another proposal is open.
+        """Propose to transfer leadership to an in-sync, live replica; None if `to` is neither or a proposal is open.
 
         If this node `leaves`, it can no longer accept records: drop it from the ISR, so that no request waits for it.
         """
@@ -339,7 +339,7 @@ class PartitionLeader:
 
     # -- deleted records -----------------------------------------------------------------------------------------------
 
-    def deletes(self, log_start_offset: int) -> bool:
+    def update_low_watermark(self, log_start_offset: int) -> bool:
         """Update the low watermark, the lowest log start in the maximal ISR; return whether it rose.
 
         This node's own log starts at `log_start_offset`. The low watermark does not rise while too few replicas

@@ -95,7 +95,7 @@ def end_of_whole_batches(data: Buffer, offset: int, upto_offset: int, start: int
 
 
 def end_of_intact_batches(data: memoryview, offset: int, batches_max: int | None = None) -> tuple[int, int]:
-    """Return where the first batch with a wrong CRC or offset begins in `data`, and the offset after those before it.
+    """Return the position of the first batch with a wrong CRC or offset, and the offset after the batches before it.
 
     `data` holds whole batches; the first one contains `offset`, or follows it. At most `batches_max` are checked.
     """

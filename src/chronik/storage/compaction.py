@@ -9,17 +9,19 @@ A group of adjacent segments is compacted into one, under the first one's base o
 
     NNN.log.cleaned          being written; useless after a crash, and removed
     NNN-MMM.swap             complete and durable; replaces all segments with base offsets from NNN to below MMM
-    OOO.log.deleted          an old segment to be removed, in a thread or when the log is next opened
+    OOO.log.deleted          an old segment to be removed, in a thread or when the log is next opened; also its indexes
     NNN.log                  the compacted one in its place
 
-The rename to .swap commits the replacement: the next open of the folder completes it.
+The rename to .swap commits the replacement: the next open of the folder completes it. An error that passes does not
+stop the log: the replacement is then completed at once, or undone and repeated by the next pass.
 Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt. The index of aborted transactions
 has those of the remaining batches, as recovery would derive it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from errno import EINPROGRESS
 from typing import Final
 
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
@@ -78,6 +80,8 @@ class CompactionJob:
     reading_at: int = field(init=False)
     """The segment that is being read, or whose read failed."""
     is_done: bool = False
+    swap_error: OSError | None = None
+    """Why the old segments were not replaced and are still in use."""
     _newest: dict[bytes, int] = field(default_factory=dict)
     _groups: list[CompactedGroup] = field(default_factory=list)
     _transactions: TransactionFilter = field(default_factory=lambda: TransactionFilter(()))
@@ -114,21 +118,18 @@ class CompactionJob:
             group.has_successor = group.size_bytes > 0 or group.old[0] is segments[0]
         return groups
 
-    def cleanup(
-        self, deleted: Sequence[str], used: Sequence[CompactedGroup], cleaned_upto: Callable[[], int]
-    ) -> DeletionJob:
+    def cleanup(self, deleted: Sequence[str], cleaned_upto: Callable[[], int]) -> DeletionJob:
         """Return the job that removes leftover files; if the pass completed, it also records how far it got."""
-        unused = [group for group in self._groups if not any(group is one for one in used)]
         leftovers = [
             segment_path(self.folder, group.old[0].base_offset, suffix + ".cleaned")
-            for group in unused
+            for group in self._groups
             for suffix in (".log", *INDEX_SUFFIXES)
         ]
         return DeletionJob(
             self.disk,
             self.folder,
             [*leftovers, *deleted],
-            segments=len(deleted),
+            segments=sum(path.endswith(".log.deleted") for path in deleted),
             size_bytes=self.removed_bytes,
             number_file=NumberFile(f"{self.folder}/{CLEANER_NAME}", cleaned_upto) if self.is_done else None,
         )
@@ -267,30 +268,106 @@ def _keeps_nothing(offset: int, key: bytes | None) -> bool:
     return False
 
 
-def _swap_path(folder: str, group: CompactedGroup) -> str:
-    return f"{folder}/{group.old[0].base_offset:020d}-{group.next_base:020d}.swap"
+class SwapUnfinished(OSError):
+    """The replacement can be neither completed nor undone now. The next open of the folder completes it."""
 
 
 def replace_segments(disk: Disk, folder: str, groups: Sequence[CompactedGroup]) -> list[str]:
-    """Replace each group's old segments by its compacted one; return the files that can now be removed."""
-    swaps = [(group.old[0].path, _swap_path(folder, group)) for group in groups if group.has_successor]
-    for path, swap in swaps:
-        disk.rename(path + ".cleaned", swap)
-    disk.sync_dir(folder)
-    deleted: list[str] = []
-    for segment in (segment for group in groups for segment in group.old):
-        _remove_indexes(disk, folder, segment.base_offset)
-        disk.rename(segment.path, segment.path + ".deleted")
-        deleted.append(segment.path + ".deleted")
-    # The old names must be gone before the new one exists, or a crash could leave both.
-    disk.sync_dir(folder)
-    for path, swap in swaps:
-        disk.rename(swap, path)
-        for suffix in INDEX_SUFFIXES:
-            index = path.removesuffix(".log") + suffix
-            if disk.exists(index + ".cleaned"):
-                disk.rename(index + ".cleaned", index)
-    return deleted
+    """Replace each group's old segments by its compacted one; return the files that can now be removed.
+
+    After an OSError the old segments are in place again, and the compacted ones are .cleaned files. Raises
+    SwapUnfinished if that fails as well.
+    """
+    replacement = _Replacement(disk, folder, groups)
+    try:
+        replacement.commit()
+        try:
+            replacement.complete()
+        except OSError:
+            # The replacement is durable, so continue: the error may have passed.
+            replacement.complete()
+    except OSError as error:
+        try:
+            replacement.undo()
+        except OSError as second:
+            raise SwapUnfinished(error.errno, f"{error.strerror}, then {second.strerror or second}") from error
+        raise
+    return [path + ".deleted" for path in replacement.retired]
+
+
+@dataclass(slots=True)
+class _Replacement:
+    """One replacement of all groups.
+
+    A failed sync of the folder may be repeated: a file system journals names, and stops if it cannot write its journal.
+    """
+
+    disk: Disk
+    folder: str
+    groups: Sequence[CompactedGroup]
+    retired: dict[str, None] = field(default_factory=dict)
+    """Files of the old segments that were renamed to .deleted, or that such an attempt failed for."""
+    is_retired: bool = False
+    placed: int = 0
+    """How many compacted segments are in place."""
+
+    @property
+    def _swaps(self) -> list[tuple[str, str]]:
+        return [
+            (group.old[0].path, f"{self.folder}/{group.old[0].base_offset:020d}-{group.next_base:020d}.swap")
+            for group in self.groups
+            if group.has_successor
+        ]
+
+    def commit(self) -> None:
+        for path, swap in self._swaps:
+            _rename(self.disk, path + ".cleaned", swap)
+        self.disk.sync_dir(self.folder)
+
+    def complete(self) -> None:
+        """Retire the old segments and put the compacted ones in their place. Continues after an error."""
+        disk = self.disk
+        if not self.is_retired:
+            for segment in (segment for group in self.groups for segment in group.old):
+                for suffix in (*INDEX_SUFFIXES, ".log"):
+                    self._retire(segment_path(self.folder, segment.base_offset, suffix))
+            # The old names must be gone before the new one exists, or a crash could leave both.
+            disk.sync_dir(self.folder)
+            self.is_retired = True
+        for path, swap in self._swaps[self.placed :]:
+            _rename(disk, swap, path)
+            self.placed += 1
+            for suffix in INDEX_SUFFIXES:
+                index = path.removesuffix(".log") + suffix
+                with suppress(OSError):  # lookups without an index take longer
+                    disk.rename(index + ".cleaned", index)
+
+    def _retire(self, path: str) -> None:
+        if self.disk.exists(path):
+            self.retired[path] = None
+            self.disk.rename(path, path + ".deleted")
+
+    def undo(self) -> None:
+        if self.placed:
+            raise OSError(EINPROGRESS, "some segments are replaced already")
+        disk = self.disk
+        for path in self.retired:
+            if not disk.exists(path):
+                disk.rename(path + ".deleted", path)
+        # The old names must be durable before the swaps are gone, or a crash could lose both.
+        disk.sync_dir(self.folder)
+        for path, swap in self._swaps:
+            _rename(disk, swap, path + ".cleaned")
+        disk.sync_dir(self.folder)
+
+
+def _rename(disk: Disk, old: str, new: str) -> None:
+    """Rename a file, unless an earlier attempt did that although it failed."""
+    try:
+        disk.rename(old, new)
+    except FileNotFoundError:
+        if not disk.exists(new):
+            raise
 
 
 def finish_swaps(disk: Disk, folder: str) -> int:

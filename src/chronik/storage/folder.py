@@ -76,6 +76,15 @@ class BootRecord(NamedTuple):
     raft_index: int = 0
 
 
+class Claim(NamedTuple):
+    """The outcome of assigning a log's folder to a topic."""
+
+    moved_to: str | None = None
+    """Where the log of another topic went."""
+    restored: str = ""
+    """Why the topic id of a log with records had to be written again: its file was missing or damaged."""
+
+
 class FolderMeta(NamedTuple):
     """The owner of the folder."""
 
@@ -228,38 +237,51 @@ class DataFolder:
         folder = self.log_path(topic, partition)
         if not self.disk.exists(folder):
             return True
-        path = f"{folder}/{TOPIC_ID_NAME}"
-        data = read_file(self.disk, path)
-        if data is None:
+        try:
+            return UUID(decode_value(read_file(self.disk, f"{folder}/{TOPIC_ID_NAME}") or b"")) != topic_id
+        except ValueError:
+            # The recovery point proves the owner. Without segments, the records are gone as well.
             return point > 0 and not any(name.endswith(".log") for name in self.disk.listdir(folder))
-        return self._owner(topic, partition, path, data) != topic_id
 
-    def claim_log(self, topic: str, partition: int, topic_id: UUID, now_ms: int) -> str | None:
+    def claim_log(self, topic: str, partition: int, topic_id: UUID, now_ms: int) -> Claim:
         """Assign the partition's folder to the topic with this id; set aside a log that another topic left there.
 
-        A crash may come between deleting a topic and deleting its files, and the name may be reused. Return where the
-        other topic's log went, if there was one. Raises StorageError if the folder's owner cannot be determined. The
-        caller lists new logs in the recovery points before it appends anything to them.
+        A crash may come between deleting a topic and deleting its files, and the name may be reused. A missing or
+        damaged topic id is written again. Raises StorageError if it is damaged and no recovery point proves that the
+        log belongs to this topic. The caller lists new logs in the recovery points before it appends anything to them.
         """
-        path = f"{self.log_path(topic, partition)}/{TOPIC_ID_NAME}"
+        folder = self.log_path(topic, partition)
+        path = f"{folder}/{TOPIC_ID_NAME}"
         moved_to: str | None = None
+        restored = ""
         known = read_file(self.disk, path)
-        if known is not None:
-            owner = self._owner(topic, partition, path, known)
-            if owner == topic_id:
+        try:
+            if known is None:
+                restored = "it is missing" if self._has_records(folder) else ""
+            elif UUID(decode_value(known)) == topic_id:
                 if not self.was_clean:
                     # A kill may have come before its sync: a power loss could then lose this file and keep the records.
                     self._sync(path)
-                return None
-            if owner is not None:
+                return Claim()
+            else:
                 moved_to = self.set_aside_log(topic, partition, now_ms)
+        except ValueError as error:
+            # Without records, a crash left the file incomplete.
+            restored = f"it is damaged: {error}" if self._has_records(folder) else ""
+            if restored and self.recovery_point(topic, partition, topic_id) is None:
+                raise StorageError(
+                    f"{path} is damaged ({error}), and {POINTS_NAME} does not list this log for topic {topic} (id "
+                    f"{topic_id}), so it may be the log of another topic. If another replica leads the partition, move "
+                    f"{folder} to another place: the node fetches the log again. Otherwise remove {TOPIC_ID_NAME}: the "
+                    "node uses the log as it is"
+                ) from None
         data = encode_value(str(topic_id))
-        if self.disk.exists(self.log_path(topic, partition)):
+        if self.disk.exists(folder):
             write_file_atomic(self.disk, path, data)
         else:
-            self.disk.mkdir(self.log_path(topic, partition))
+            self.disk.mkdir(folder)
             self._sync(path, data)
-        return moved_to
+        return Claim(moved_to, restored)
 
     def sync_names(self) -> None:
         """Make the folders of new logs durable, before they are listed: a listed log that is missing is lost."""
@@ -276,17 +298,12 @@ class DataFolder:
                 file.pwrite(data, 0)
             file.datasync()
 
-    def _owner(self, topic: str, partition: int, path: str, data: bytes) -> UUID | None:
-        """Return the log's topic id; None if a crash left the file incomplete before the log had a record."""
-        try:
-            return UUID(decode_value(data))
-        except ValueError as error:
-            folder = self.log_path(topic, partition)
-            segments = [name for name in self.disk.listdir(folder) if name.endswith(".log")]
-            if not any(self.disk.size(f"{folder}/{name}") for name in segments):
-                return None
-            line = f"{path} is damaged ({error}): restore it, or remove it to use the log as it is"
-            raise StorageError(line) from None
+    def _has_records(self, folder: str) -> bool:
+        """Return whether a log's folder has a segment that is not empty."""
+        if not self.disk.exists(folder):
+            return False
+        segments = [name for name in self.disk.listdir(folder) if name.endswith(".log")]
+        return any(self.disk.size(f"{folder}/{name}") for name in segments)
 
     def recovery_point(self, topic: str, partition: int, topic_id: UUID) -> int | None:
         """Return the offset below which the log with this topic id was durable."""

@@ -17,7 +17,7 @@ from typing import Final
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
 from chronik.storage.aborted import AbortedJob, Summary, aborted, derive_last, search
 from chronik.storage.batches import header_at
-from chronik.storage.compaction import CompactionJob, replace_segments
+from chronik.storage.compaction import CompactionJob, SwapUnfinished, replace_segments
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Buffer, Disk, StorageError, read_file, remove_files, storage_error
 from chronik.storage.epochs import LeaderEpochs
@@ -46,6 +46,8 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 PROBE_MS: Final = 1000
 """How long after a failed write the log accepts another attempt."""
+
+UNFINISHED: Final = "segments are half replaced; check the disk, then restart the node, which replaces them"
 
 _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
@@ -696,7 +698,7 @@ class Log:
     def scrub(self, base_offset: int) -> SegmentScrub | None:
         """Return a scrub that re-reads a closed segment in steps, in a thread; None if the log no longer has it.
 
-        Call `has_scrubbed` before each step and before using the result.
+        Call `still_has` before each step and before using the result.
         """
         segments = self._segments.all
         index = self._segments.index_of(base_offset)
@@ -714,7 +716,7 @@ class Log:
         end = segments[index + 1].base_offset if index + 1 < len(segments) else self.log_end_offset
         return self.config.cleanup_compact or end <= self._cleaned_upto
 
-    def has_scrubbed(self, scrub: SegmentScrub) -> bool:
+    def still_has(self, scrub: SegmentScrub) -> bool:
         """Return whether the segment is still closed and not changed by retention, compaction or truncation."""
         return any(segment is scrub.segment for segment in self._segments.all[:-1])
 
@@ -741,7 +743,7 @@ class Log:
         return rebuild
 
     def indexes_rebuilt(self, scrub: SegmentScrub, fresh: LogSegment) -> None:
-        if self.has_scrubbed(scrub):
+        if self.still_has(scrub):
             scrub.segment.offset_index, scrub.segment.time_index = fresh.offset_index, fresh.time_index
             if scrub.has_bad_aborted:
                 scrub.segment.aborted = fresh.aborted
@@ -828,7 +830,11 @@ class Log:
         return self._compaction
 
     def finish_compaction(self, job: CompactionJob) -> DeletionJob:
-        """Replace the segments that the job read, if they still exist. The returned job removes the old files."""
+        """Replace the segments that the job read, if they still exist. The returned job removes files, in any case.
+
+        If a passing error prevents it, the old segments stay in use and `job.swap_error` is set. Raises StorageError if
+        the disk does not even allow that: the log is then read-only until it is reopened.
+        """
         self._compaction = None
         if job.find_aborted is not None:
             job.find_aborted.close()
@@ -837,10 +843,11 @@ class Log:
         if groups:
             try:
                 deleted = replace_segments(self.disk, self.folder, groups)
+            except SwapUnfinished as error:
+                self._fail_permanently(f"compaction failed: {error.strerror}")
+                raise storage_error(UNFINISHED, error) from error
             except OSError as error:
-                # Half done on disk: only reopening the log can determine the state.
-                self._fail_permanently(f"compaction failed: {error}")
-                raise storage_error("compaction", error) from error
+                groups, job.is_done, job.swap_error = [], False, error
         for group in groups:
             base_offset = group.old[0].base_offset
             fresh = LogSegment(self.disk, self.folder, base_offset, group.size_bytes) if group.has_successor else None
@@ -852,7 +859,7 @@ class Log:
             self._segments.replace(group.old, fresh)
         if job.is_done:
             self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)
-        return job.cleanup(deleted, groups, lambda: self._cleaned_upto)
+        return job.cleanup(deleted, lambda: self._cleaned_upto)
 
 
 def _stamp_times(

@@ -79,11 +79,11 @@ def read_batches(
 class ReadJob:
     """A read for a thread; it touches only files. Call it once: it returns the batches, and `result` has everything.
 
-    `segments` are the one that should hold the offset and its successor: if `may_have_gap`, compaction may have removed
-    everything from the offset on in the first one; otherwise it is damaged if it ends before the offset. `end_offset`
-    is the log's end when the job was created: no batch reaches it. All batches but those that
-    were just appended get a checksum check; a bad one ends the read. If the first batch is bad, it alone is returned,
-    and `damaged_at` is its offset.
+    `segments` holds the segment that should contain `offset`, and its successor. If `may_have_gap`, compaction may have
+    removed everything from `offset` on in the first segment; otherwise a first segment that ends before `offset` is
+    damaged. `end_offset` is the log's end when the job was created: no batch reaches it. Every batch is checked by CRC,
+    except those that this process has just appended; a bad batch ends the read. If the first batch is bad, it alone is
+    returned, and `damaged_at` is its offset.
     """
 
     segments: Sequence[tuple[LogSegment, SegmentView]]
@@ -118,8 +118,8 @@ class ReadJob:
                 raise KafkaError(ErrorCode.corrupt_message, reason)
             position, header = first
             if header.last_offset >= self.upto_offset:
-                # It reaches beyond the limit; or its header is wrong, and a reader would wait here forever. Its offset
-                # may be wrong although the CRC is right, because the CRC does not cover it.
+                # Either the batch reaches beyond the limit, or its header is wrong: then a reader would wait here
+                # forever. Its offset may be wrong although the CRC is right, because the CRC does not cover it.
                 batch = view.shared.file.pread(position, header.size_bytes)
                 if header.last_offset >= self.end_offset or not is_intact(batch, header):
                     raise _damaged(view, position)

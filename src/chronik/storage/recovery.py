@@ -53,7 +53,7 @@ class Damage:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a log found and did, for one log line. `is_damaged` deserves a prominent one."""
+    """What opening a log found and did, for one log line, which is an error if `is_damaged`."""
 
     folder: str
     was_clean: bool

@@ -87,7 +87,7 @@ class RefusedBatches:
         if _comes_after(header.producer_epoch, header.base_sequence, refused):
             raise KafkaError(
                 refused.code,
-                f"sequence {refused.sequence} of producer {header.producer_id} was refused and has not come again; "
+                f"sequence {refused.sequence} of producer {header.producer_id} was refused and has not been resent; "
                 f"this is {header.base_sequence}",
             )
         if (header.producer_epoch, header.base_sequence) == (refused.epoch, refused.sequence):

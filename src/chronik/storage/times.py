@@ -89,7 +89,7 @@ class TimeLookup:
         is_active = view is self.active
         if view.base_offset >= self.start and not is_active:
             return view.largest_timestamp()
-        # The index covers the whole segment, and the active segment only up to its last entry.
+        # The index also covers records below the log start; that of the active segment ends at its last entry.
         largest, its_offset = NO_TIMESTAMP, -1
         position = view.position_near(self.start)
         entry = view.times.last()

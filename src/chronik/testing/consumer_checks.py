@@ -138,7 +138,7 @@ class Term:
 
 
 class OwnershipCheck:
-    """A partition of a group never has two owners. `session_s`: how long a member may go on unanswered, plus slack.
+    """A partition of a group never has two owners. `session_s`: how long a member may wait unanswered, plus slack.
 
     A member owns a partition from its assignment until an assignment without it. Recorded terms may overlap in a
     healthy cluster: a member that was cut off learns late that its group continued without it. Two cases prove an

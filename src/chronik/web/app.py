@@ -31,11 +31,11 @@ from chronik.web import batches, doctor, events, messages, schemas, traces
 from chronik.web.answers import Parameters, Refusal, json_answer, not_here, refused
 from chronik.web.events import EventHub
 from chronik.web.group_views import group_view, groups_view
-from chronik.web.node_view import NOT_READY, NodeView, require_image, require_topic
+from chronik.web.node_view import REASONS, NodeView, require_image, require_topic
 from chronik.web.offsets import OffsetSampler
 from chronik.web.openapi import PLAIN_TEXT, Endpoint, describe
 from chronik.web.safe_headers import SafeHeaders
-from chronik.web.views import cluster_view, damages_view, topic_view, topics_view
+from chronik.web.views import cluster_view, own_view, topic_view, topics_view
 
 T = TypeVar("T")
 
@@ -79,7 +79,9 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
     async def readyz(parameters: Parameters) -> Response:
         if node.is_ready:
             return PlainTextResponse("ready\n")
-        return PlainTextResponse(f"not serving: {NOT_READY}\n", status_code=503)
+        reasons = (REASONS.get(node.state), node.disk_error)
+        reason = "; ".join(reason for reason in reasons if reason is not None)
+        return PlainTextResponse(f"not serving: {reason}\n", status_code=503)
 
     async def metrics(parameters: Parameters) -> Response:
         # Import Prometheus' library and render the text off the event loop, because both would delay other requests.
@@ -92,8 +94,7 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
 
     async def cluster(parameters: Parameters) -> schemas.Cluster:
         # Counting thousands of partitions takes time. The image is immutable, so this can run off the event loop.
-        image, damages = require_image(node), damages_view(node)
-        return await asyncio.to_thread(cluster_view, node.node_id, image, node.controller_id, damages)
+        return await asyncio.to_thread(cluster_view, require_image(node), own_view(node))
 
     async def topics(parameters: Parameters) -> schemas.Topics:
         return await asyncio.to_thread(topics_view, require_image(node))

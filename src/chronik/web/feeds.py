@@ -16,7 +16,7 @@ from chronik.web.answers import Refusal
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler, Sample
-from chronik.web.views import cluster_view, damages_view, partition_layout, topic_fields, topics_by_name
+from chronik.web.views import cluster_view, own_view, partition_layout, topic_fields, topics_by_name
 
 CHUNKS_WAITING_MAX = 32
 CLUSTER_REPEAT_S = 3.0
@@ -134,15 +134,13 @@ class ClusterFeed(Feed):
 
     async def tick(self) -> None:
         node, image = self._node, self._node.image
-        damages = damages_view(node)
-        controller_id = -1 if image is None else node.controller_id
-        is_ready = node.is_ready
-        state = (None if image is None else image.version, controller_id, is_ready, damages)
+        own, is_ready = own_view(node), node.is_ready
+        state = (None if image is None else image.version, own, is_ready)
         if state == self._sent and self._loop.time() - self._sent_at_s < CLUSTER_REPEAT_S:
             return
         fields: dict[str, object] = {"node_id": node.node_id, "error": "this node is starting and has no metadata yet"}
         if image is not None:
-            cluster = await asyncio.to_thread(cluster_view, node.node_id, image, controller_id, damages)
+            cluster = await asyncio.to_thread(cluster_view, image, own)
             fields = msgspec.structs.asdict(cluster)
         self._sent, self._sent_at_s = state, self._loop.time()
         self.send({**fields, "is_ready": is_ready})
@@ -166,12 +164,12 @@ class SampledFeed(Feed):
 class LivePartition(schemas.Partition, frozen=True):
     """`node` is the node that reported the offsets, `age_ms` how long ago. `lag` is that of the high watermark.
 
-    `stands_ms` is how long the high watermark has been stuck although the log end is beyond it.
+    `stuck_ms` is how long the high watermark has been stuck although the log end is beyond it.
     """
 
     lag: int | None = None
     rate: float | None = None
-    stands_ms: int = 0
+    stuck_ms: int = 0
     node: int | None = None
     age_ms: int | None = None
 
@@ -211,19 +209,19 @@ def _live_partition(partition: PartitionImage, sample: Sample | None, now_s: flo
         sample.high_watermark,
         lag=sample.lag,
         rate=round(sample.rate, 1),
-        stands_ms=sample.stuck_ms(now_s),
+        stuck_ms=sample.stuck_ms(now_s),
         node=sample.node,
         age_ms=int((now_s - sample.at_s) * 1000),
     )
 
 
 class LiveTopicSummary(schemas.TopicSummary, frozen=True):
-    """`lag` and `stands_ms` are the largest of all partitions."""
+    """`lag` and `stuck_ms` are the largest of all partitions."""
 
     records: int | None
     rate: float | None
     lag: int | None
-    stands_ms: int
+    stuck_ms: int
 
 
 class TopicsFeed(SampledFeed):
@@ -247,7 +245,7 @@ class TopicsFeed(SampledFeed):
             records=sum(sample.log_end_offset - sample.log_start_offset for sample in known) if known else None,
             rate=round(sum(sample.rate for sample in known), 1) if known else None,
             lag=max((sample.lag for sample in known), default=None),
-            stands_ms=max((sample.stuck_ms(now_s) for sample in known), default=0),
+            stuck_ms=max((sample.stuck_ms(now_s) for sample in known), default=0),
         )
 
 

@@ -32,8 +32,8 @@ class WaitingConnections(dict["HttpConnection", float]):
     """
 
     def drop_oldest(self) -> None:
-        """Close the oldest connection whose response has been read, or the oldest of all if there is none."""
-        silent = next((connection for connection in self if connection.is_read), None)
+        """Close the oldest connection whose response was sent completely, or the oldest of all if there is none."""
+        silent = next((connection for connection in self if connection.is_sent), None)
         oldest = silent or next(iter(self), None)
         if oldest is not None:
             del self[oldest]
@@ -46,7 +46,7 @@ class WaitingConnections(dict["HttpConnection", float]):
             if now_s - since_s < WAIT_S_MAX:
                 return
             del self[connection]
-            if connection.is_read or connection.is_given_up:
+            if connection.is_sent or connection.is_given_up:
                 connection.transport.abort()
             else:
                 connection.give_up()
@@ -90,8 +90,8 @@ class HttpConnection(H11Protocol):
     # -- unread responses ----------------------------------------------------------------------------------------------
 
     @property
-    def is_read(self) -> bool:
-        """Return whether the operating system has taken everything that was sent."""
+    def is_sent(self) -> bool:
+        """Return whether the operating system has accepted everything that was written."""
         return not self.transport.get_write_buffer_size()
 
     def give_up(self) -> None:

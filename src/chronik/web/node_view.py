@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.node.broker import Broker
+from chronik.node.broker import Broker, BrokerState
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
 from chronik.web.answers import Refusal
 
 NOT_READY = "starting, stopping or disconnected from the controller"
+REASONS: dict[BrokerState, str] = {
+    "starting": "the node is starting",
+    "stopping": "the node is stopping",
+    "disconnected": "the node is disconnected from the controller",
+}
 
 
 class NodeView:
@@ -35,6 +40,14 @@ class NodeView:
     @property
     def is_ready(self) -> bool:
         return self.broker is not None and self.broker.is_ready
+
+    @property
+    def state(self) -> BrokerState:
+        return "starting" if self.broker is None else self.broker.state
+
+    @property
+    def disk_error(self) -> str | None:
+        return None if self.broker is None else self.broker.disk_error
 
     @property
     def damages(self) -> Sequence[Damage]:

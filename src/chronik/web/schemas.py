@@ -66,10 +66,16 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """The cluster in the metadata of node `node_id`. `version` shows how recent this metadata is."""
+    """The cluster in the metadata of node `node_id`. `version` shows how recent this metadata is.
+
+    `state` and `disk_error` are those of this node: whether it serves clients, and why its disk does not complete
+    writes (null if it does).
+    """
 
     cluster_id: str
     node_id: int
+    state: Literal["ready", "starting", "stopping", "disconnected"]
+    disk_error: str | None
     version: int
     controller: int | None
     nodes: list[Node]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.node.broker import BrokerState
 from chronik.web import schemas
 from chronik.web.node_view import NodeView
 
@@ -15,13 +17,22 @@ NAMED_PARTITIONS_MAX = 100
 """How many partitions with problems are listed by name. All of them are counted."""
 
 
-def cluster_view(
-    node_id: int, image: ClusterImage, controller_id: int, damages: list[schemas.Damage]
-) -> schemas.Cluster:
-    """Summarise nodes, leaders, and partitions with problems. Runs in any thread, because the image is immutable.
+class OwnView(NamedTuple):
+    """What a node reports about itself in its view of the cluster."""
 
-    `damages` are those of this node's own logs.
-    """
+    node_id: int
+    state: BrokerState
+    disk_error: str | None
+    controller_id: int
+    damages: list[schemas.Damage]
+
+
+def own_view(node: NodeView) -> OwnView:
+    return OwnView(node.node_id, node.state, node.disk_error, node.controller_id, damages_view(node))
+
+
+def cluster_view(image: ClusterImage, own: OwnView) -> schemas.Cluster:
+    """Summarise nodes, leaders, and partitions with problems. Runs in any thread, because the image is immutable."""
     partitions = [(topic.name, partition) for topic in topics_by_name(image) for partition in topic.partitions]
     leaders = Counter(partition.leader for _, partition in partitions)
     replicas = Counter(node for _, partition in partitions for node in partition.replicas)
@@ -30,9 +41,11 @@ def cluster_view(
     leaderless = [f"{name}-{p.partition}" for name, p in partitions if p.leader < 0]
     return schemas.Cluster(
         cluster_id=image.cluster_id,
-        node_id=node_id,
+        node_id=own.node_id,
+        state=own.state,
+        disk_error=own.disk_error,
         version=image.version,
-        controller=controller_id if controller_id >= 0 else None,
+        controller=own.controller_id if own.controller_id >= 0 else None,
         nodes=[
             schemas.Node(
                 id=broker.id,
@@ -53,7 +66,7 @@ def cluster_view(
         leaderless=len(leaderless),
         under_replicated_partitions=under_replicated[:NAMED_PARTITIONS_MAX],
         leaderless_partitions=leaderless[:NAMED_PARTITIONS_MAX],
-        damages=damages,
+        damages=own.damages,
     )
 
 

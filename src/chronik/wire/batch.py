@@ -20,8 +20,8 @@ A marker is a control batch of one record. It ends the transaction of its produc
     key     int16 version 0, int16 type: 0 abort, 1 commit
     value   int16 version 0, int32 coordinator epoch
 
-Base offset and leader epoch precede the CRC's range, so the broker overwrites both in place in the producer's batch and
-never reads the records themselves.
+Base offset and leader epoch precede the CRC's range, so the broker overwrites both in place in the producer's batch. It
+decodes the records only if the topic's `compression.type` or `cleanup.policy` requires it.
 """
 
 from collections.abc import Iterator, Sequence

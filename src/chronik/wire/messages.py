@@ -117,7 +117,7 @@ def _decode(key: int, version: int, direction: Direction, body: bytes) -> Any:
     except UnicodeDecodeError as e:
         raise MalformedRequest(f"API {key} v{version} {direction} with a string that is not UTF-8") from e
     except OverflowError as e:
-        raise MalformedRequest(f"API {key} v{version} {direction} with a time beyond all calendars") from e
+        raise MalformedRequest(f"API {key} v{version} {direction} with a timestamp out of range") from e
     return message
 
 
@@ -391,7 +391,7 @@ def _message_put(key: int, version: int, direction: Direction) -> Put:
 
 
 def _check_names(values: Mapping[str, Any], key: int, direction: Direction, path: tuple[str, ...]) -> None:
-    """Distinguish names of other versions from names that no version has, for one structure of an API."""
+    """Raise KeyError for a name that no version of this structure has; ignore names of other versions."""
     for name in values:
         if not has_field(key, direction, path, name):
             place = ".".join((f"API {key} {direction}", *path))

@@ -40,7 +40,7 @@ class ResourceType(IntEnum):
 
 LOGGER_LEVELS: Mapping[str, int] = {"DEBUG": DEBUG, "INFO": INFO, "WARN": WARNING, "ERROR": ERROR}
 ROOT_LOGGER = "root"
-COMPONENTS = ("groups", "metadata", "node", "storage")
+COMPONENTS = ("controller", "groups", "links", "metadata", "node", "raft", "replication", "storage", "traces")
 
 # -- descriptions ------------------------------------------------------------------------------------------------------
 

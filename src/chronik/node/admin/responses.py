@@ -58,10 +58,10 @@ async def _outcome(log: Logger, key: Values, work: Coroutine[Any, Any, Values]) 
     except KafkaError as error:
         refusal = error
     except TimeoutError:
-        refusal = KafkaError(ErrorCode.request_timed_out, "Done, but not yet in effect here.")
+        refusal = KafkaError(ErrorCode.request_timed_out, "Committed, but not yet applied on this node.")
     except Exception:
         log.exception("admin_request_failed", **{name: str(value) for name, value in key.items()})
-        refusal = KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it")
+        refusal = KafkaError(ErrorCode.unknown_server_error, "unexpected error; see the node's log")
     return {**key, **error_values(refusal)}
 
 
@@ -76,7 +76,7 @@ async def propose_within(metadata: MetadataLog, wait: timedelta, make_plan: Call
 
 
 def _not_done(wait_s: float) -> KafkaError:
-    return KafkaError(ErrorCode.request_timed_out, f"Not done within {int(wait_s * 1000)} ms; it may still be done.")
+    return KafkaError(ErrorCode.request_timed_out, f"Not finished in {int(wait_s * 1000)} ms; it may still complete.")
 
 
 # -- topics and partitions ---------------------------------------------------------------------------------------------

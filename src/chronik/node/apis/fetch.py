@@ -1,7 +1,7 @@
 """Fetch (key 1), versions 4-18.
 
 Behaviour
-- Returns whole batches below the watermark, byte for byte as produced. The first non-empty partition ignores the size
+- Returns whole batches below the watermark, byte for byte as stored. The first non-empty partition ignores the size
   limits, so that a large batch never stalls its consumer.
 - Waits up to max_wait_ms for min_bytes, summed over all partitions; an error in any partition ends the wait.
 - Sessions (KIP-227) as in `fetch_sessions`; an incremental response contains only partitions that changed.
@@ -10,7 +10,7 @@ Behaviour
   offset, from this replica's own log; the consumer skips their records. A fetch that waits counts stable bytes.
 - A response is bounded by the node's fetch_bytes_max, whatever the client allows.
 - A new leader waits, up to max_wait_ms, until its watermark reaches its epoch's start: clients may have seen a higher
-  watermark. After that it answers OFFSET_NOT_AVAILABLE (before version 11 NOT_LEADER_OR_FOLLOWER).
+  watermark. If it does not in time, the answer is OFFSET_NOT_AVAILABLE (before version 11 NOT_LEADER_OR_FOLLOWER).
 - A consumer with a rack is redirected to an in-sync replica there (KIP-392), which serves up to its own watermark.
 - Errors caused by old metadata include the current leader (KIP-951). If the client's epoch is not old, the leader is
   also the preferred read replica, for librdkafka.
@@ -606,7 +606,7 @@ class FetchTrace:
 
 
 def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: int) -> int | None:
-    """Return the in-sync replica in `rack` that is furthest and has `offset`; None to read from this leader (KIP-392).
+    """Return the most caught-up in-sync replica in `rack` that has `offset`; None to read from this leader (KIP-392).
 
     Followers know only the watermark, so they cannot serve topics whose records are visible when appended.
     """

@@ -9,7 +9,7 @@ Behaviour
   member with changed metadata.
 - A static member that restarts with the same topics keeps its place without a rebalance. Its old process, if it still
   runs, is fenced (FENCED_INSTANCE_ID). If it is the leader, the response sets skip assignment (version 9).
-- The coordinator ignores the assignors: eager and cooperative ones make no difference to it.
+- The coordinator selects an assignor but reads only its topics: eager and cooperative assignors are the same to it.
 Versions: 1 rebalance timeout (before: the session timeout), 4 MEMBER_ID_REQUIRED, 5 static members, 6 flexible,
 7 protocol type in the response, 8 reason (logged at debug), 9 skip assignment.
 """

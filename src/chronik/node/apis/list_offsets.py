@@ -64,7 +64,7 @@ async def handle(node: Services, request: Request) -> Values:
             values = _unknown(requested.partition_index, ErrorCode.none)
             try:
                 if requested.timestamp >= 0 and request.api_version < TIMES_FROM_VERSION:
-                    raise KafkaError(ErrorCode.unsupported_version, "version 0 looks for segments, not for records")
+                    raise KafkaError(ErrorCode.unsupported_version, "version 0 does not support timestamps")
                 partition = _hosted(node, topic.name, requested.partition_index, is_debugging)
                 partition.check_leader_epoch(getattr(requested, "current_leader_epoch", -1))
                 generation = partition.generation
@@ -115,7 +115,7 @@ async def _offset(
         return {}
     generation = partition.generation
     if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
-        raise KafkaError(ErrorCode.invalid_request, f"timestamp {timestamp_ms} has no meaning")
+        raise KafkaError(ErrorCode.invalid_request, f"{timestamp_ms} is not a valid timestamp")
     # A truncation waits for this job.
     if not partition.jobs.begin():
         raise KafkaError(ErrorCode.not_leader_or_follower, "the log is being truncated")

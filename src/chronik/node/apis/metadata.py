@@ -1,7 +1,7 @@
 """Metadata (key 3), versions 0-13.
 
 Behaviour
-- Answered from this node's own image: all brokers, and the topics requested by name or id; null (in v0 an empty list)
+- Answered from this node's image: the live brokers, and the topics requested by name or id; null (in v0 an empty list)
   means all topics, an empty list none.
 - A topic that does not exist is created if the node's `auto_create_topics` and the request allow it, and the response
   contains its leaders.

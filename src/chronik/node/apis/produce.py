@@ -8,7 +8,7 @@ Behaviour
   retries: OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch (see `storage.refusals`).
 - A batch is validated completely (length, magic, CRC, count) before any of it is stored. Each partition has an outcome.
 - A batch for a partition that another node leads is forwarded to that node. NOT_LEADER_OR_FOLLOWER, with the leader's
-  address, means that the batch was certainly not appended.
+  address, means that the batch is certainly not in the log.
 - A wait longer than the request's timeout ends with REQUEST_TIMED_OUT; the batch may still be committed.
 - A transactional batch needs a transactional id in the request (TRANSACTIONAL_ID_AUTHORIZATION_FAILED). The first batch
   of a transaction in a partition waits until the coordinator has confirmed the transaction (KIP-890); later batches of
@@ -331,7 +331,7 @@ class PendingProduce:
     def unexpected(self, response: ProducePartitionResponse, topic: str | None) -> KafkaError:
         """Log the exception that is being handled; return the error for the client."""
         self._node.runtime.log.exception("append_failed", topic=topic, partition=response.partition)
-        error = KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it")
+        error = KafkaError(ErrorCode.unknown_server_error, "unexpected error; see the node's log")
         self.trace_rejected(topic, response.partition, error)
         return error
 

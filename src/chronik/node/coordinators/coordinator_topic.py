@@ -181,7 +181,7 @@ class CoordinatorTopic:
             await asyncio.wait(list(self._loads.values()), timeout=START_WAIT_S)
 
     def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        """Move coordinators with their partitions."""
+        """Load or unload partitions whose leader changed."""
         for event in events:
             if not self._is_stopped:
                 self._on_event(event)

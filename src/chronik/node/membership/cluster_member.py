@@ -184,7 +184,7 @@ class ClusterMember:
             self._log.warning(
                 "even_voters",
                 voters=list(voters),
-                detail="with an even number of voters one node less can fail: use one, three or five",
+                detail="an even number of voters tolerates no more failures than one fewer: use one, three or five",
             )
 
     def _is_metadata_lost(self, stored: StoredState, has_logs: bool) -> bool:
@@ -257,7 +257,7 @@ class ClusterMember:
                 now_s = self._loop.time()
                 if self.raft.write_error is not None and not config.peers:
                     raise StoreError(
-                        f"this start cannot be recorded ({self.raft.write_error}): make room on the disk"
+                        f"the registration cannot be stored ({self.raft.write_error}): free space, or repair the disk"
                     ) from None
                 self._fail_if_refused(now_s, error)
                 self._fail_without_metadata(now_s)

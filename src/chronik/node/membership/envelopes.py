@@ -76,7 +76,7 @@ class Envelopes:
             return EnvelopeReply(False, self._metadata.controller_id)
         handler = self._handlers.get(envelope.api_key)
         if handler is None:
-            raise MalformedRequest(f"API {envelope.api_key} is not one that the controller answers for others")
+            raise MalformedRequest(f"API {envelope.api_key} is not forwarded to the controller")
         request = Request(
             carrier.connection,
             envelope.api_key,

@@ -197,7 +197,7 @@ class MetadataLog:
         try:
             image = decode_image(snapshot.data)
         except ValueError as error:
-            raise RaftError(f"a snapshot that this version cannot read ({error}): use the one that wrote it") from None
+            raise RaftError(f"this version cannot read the snapshot ({error}): use the one that wrote it") from None
         events = events_between(self.image, image)
         self.applied_index = self._snapshot_index = snapshot.index
         self._set_image(image, events)

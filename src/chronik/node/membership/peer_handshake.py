@@ -232,7 +232,7 @@ class PeerHandshake:
         if hello.cluster_id and identity.cluster_id and hello.cluster_id != identity.cluster_id:
             return (
                 f"node {identity.node_id} belongs to cluster {identity.cluster_id}, node {hello.node_id} to "
-                f"{hello.cluster_id}: correct the peers of the one that is in the wrong place, "
+                f"{hello.cluster_id}: correct the peers of the misconfigured node, "
                 "or give it an empty data folder to join this cluster"
             )
         if hello.node_id == identity.node_id:

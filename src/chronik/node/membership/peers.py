@@ -204,7 +204,7 @@ class Peers:
             raise Rejected(
                 f"node {node_id} at {connection.name} and this node have different cluster secrets: "
                 f"copy {SECRET_NAME} from the data folder of a node of the cluster to this node's, "
-                f"or set {SECRET_VARIABLE}; if it is no node of this cluster, correct the peers"
+                f"or set {SECRET_VARIABLE}; if it is not a node of this cluster, correct the peers"
             )
         if refusal:
             raise Rejected(refusal)
@@ -229,7 +229,7 @@ class Peers:
         except TimeoutError:
             raise ConnectionLost(f"{connection.name} did not answer within {timeout_s:g} s") from None
         except MalformedRequest as error:
-            raise Rejected(f"{connection.name} is no node of this version: {error}") from None
+            raise Rejected(f"{connection.name} is not a node of this version: {error}") from None
 
     def _check_cluster(self, connection: Connection, reply: HelloReply) -> None:
         own_id = self.identity.cluster_id

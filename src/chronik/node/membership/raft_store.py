@@ -70,7 +70,7 @@ class SqliteRaftStore:
             # UnicodeDecodeError occurs when SQLite quotes damaged text from the file.
             raise StoreError(
                 f"{self._path} is damaged or cannot be opened ({one_line(error)}): "
-                "remove it, and a node of a cluster joins again with its logs; for a node alone, run "
+                "remove it; a node with peers then rejoins its cluster with its logs, a single node needs "
                 "`chronik cluster restore-metadata`"
             ) from error
 

@@ -28,7 +28,7 @@ DEFAULT = -1
 class NewTopic(msgspec.Struct, frozen=True, tag="create_topic"):
     """A requested topic, also as a call to the controller. -1 means the node's default.
 
-    `assignments` replaces both numbers. `by_broker` allows internal topics.
+    `assignments` replaces `num_partitions` and `replication_factor`. `by_broker` allows internal topics.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 After an unclean shutdown the recovery point separates damage from the normal effects of a crash. So it must be lowered
 durably before a log is truncated or removed: otherwise the torn end of a log that was truncated on purpose would look
-like damage. If records were lost, it must not be lowered any earlier: it is the only proof of the loss.
+like damage. If records were lost, it stays as it is until the loss is reported: it is the only proof.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Periodic work of a node: retention, compaction, recovery points, and samples of watermark lag."""
+"""Periodic work of a node: retention, compaction, recovery points, set-aside folders, and samples of watermark lag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from chronik.node.replicas.partition import Partition, is_damage
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.observe.watermarks import WatermarkMonitor, WatermarkPosition
-from chronik.storage.disk import StorageError
+from chronik.storage.compaction import CompactionJob
+from chronik.storage.disk import StorageError, storage_error
 from chronik.storage.folder import expired_set_aside
 from chronik.wire.errors import KafkaError
 
@@ -18,7 +19,9 @@ YIELD_EVERY_PARTITIONS = 100
 
 
 class Housekeeping:
-    """Four timers. Each round visits every hosted partition; a failure in one is logged and does not end the round.
+    """Four timers: retention, compaction, recovery points, and the removal of expired set-aside folders.
+
+    Retention and compaction visit every hosted partition; a failure in one is logged and does not end the round.
 
     Owned by the loop: decisions and the swap of results run on the loop, file reads and writes in the executor.
     """
@@ -117,8 +120,9 @@ class Housekeeping:
             return
         finally:
             if not partition.is_closed:
-                deletion = log.finish_compaction(job)
-                await self._runtime.run_blocking(deletion.run)
+                await self._replace_compacted(partition, job)
+        if job.swap_error is not None:
+            raise storage_error("the old segments stay in use, and the next round retries", job.swap_error)
         self._log.info(
             "log_compacted",
             **partition.log_fields,
@@ -126,6 +130,14 @@ class Housekeeping:
             removed_bytes=job.removed_bytes,
             compacted_upto=job.cleaned_upto,
         )
+
+    async def _replace_compacted(self, partition: Partition, job: CompactionJob) -> None:
+        try:
+            deletion = partition.log.finish_compaction(job)
+        except StorageError:
+            partition.log_failed()
+            raise
+        await self._runtime.run_blocking(deletion.run)
 
 
 class WatermarkWatch:

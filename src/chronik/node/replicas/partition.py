@@ -42,8 +42,8 @@ from chronik.wire.records import Record
 
 LATEST_EPOCH = -1
 DELETE_ALL = -1
-BAD_BATCH = "a batch is not what was written"
-KEY_NEEDED = "a compacted topic takes no record without a key"
+BAD_BATCH = "a batch has a wrong CRC or offset"
+KEY_NEEDED = "a compacted topic does not accept a record without a key"
 ID_NEEDED = "a transactional batch needs a transactional id in its request"
 DECODED_RECORDS_MAX = 100_000
 DECODED_BYTES_PER_BYTE_MAX = 16
@@ -389,7 +389,7 @@ class Partition:
         if epoch in (LATEST_EPOCH, current):
             return
         if epoch < current:
-            raise KafkaError(ErrorCode.fenced_leader_epoch, f"epoch {epoch} is over, now {current}")
+            raise KafkaError(ErrorCode.fenced_leader_epoch, f"leader epoch {epoch} is older than the current {current}")
         raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {epoch} is not known here yet")
 
     def check_enough_replicas(self) -> None:
@@ -438,7 +438,7 @@ class Partition:
         transaction: ProducedTransaction | None = None,
         verified: Verification | None = None,
     ) -> Appended:
-        """Append a producer's batch. The broker stamps its own header fields in place and keeps all other bytes.
+        """Append a producer's batch. Only another codec in `compression.type` changes its records.
 
         A transactional batch needs the `transaction` of its request. UnverifiedBatch means that the coordinator has to
         confirm it first; then append it with the `verified` that `Verifier.verify` passes.
@@ -609,6 +609,11 @@ class Partition:
         self.fail_with_unknown_outcome()
         self._replication.log_failed(self)
 
+    def log_failed(self) -> None:
+        """The log is read-only until the node restarts: fail the waiting requests, and hand leadership over."""
+        self.fail_with_unknown_outcome()
+        self._replication.log_failed(self)
+
     def fail_with_unknown_outcome(self) -> None:
         """Fail produce waiters with REQUEST_TIMED_OUT: the outcome is unknown here, but the next leader may know it."""
         self._waits.fail(
@@ -708,7 +713,7 @@ class Partition:
     def _check_deleted(self) -> None:
         waits, leader = self._waits.deleted, self.leader
         if waits and leader is not None:
-            leader.deletes(self.durable_log_start)
+            leader.update_low_watermark(self.durable_log_start)
             wake(waits, leader.low_watermark)
 
     # -- replicas ------------------------------------------------------------------------------------------------------
@@ -1059,7 +1064,7 @@ def _decoded(settings: TopicSettings, records: memoryview, start: int, header: B
     if header.record_count > DECODED_RECORDS_MAX:
         raise KafkaError(
             ErrorCode.invalid_record,
-            f"{header.record_count} records in a batch; this topic's settings allow {DECODED_RECORDS_MAX}",
+            f"{header.record_count} records in a batch; at most {DECODED_RECORDS_MAX} if the broker must decode it",
         )
     return decode_batch(records, start, DECODED_BYTES_PER_BYTE_MAX * settings.max_message_bytes)
 

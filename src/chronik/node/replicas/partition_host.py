@@ -40,7 +40,8 @@ from chronik.node.runtime import Runtime
 from chronik.node.topic_settings import is_traced, partition_settings, topic_defaults, topic_settings, traced_topics
 from chronik.observe.metrics import PartitionGauges
 from chronik.storage.config import LogConfig
-from chronik.storage.folder import NO_EPOCH, DataFolder, RecoveryPoint
+from chronik.storage.disk import StorageError
+from chronik.storage.folder import NO_EPOCH, POINTS_NAME, TOPIC_ID_NAME, Claim, DataFolder, RecoveryPoint
 from chronik.storage.log import Log
 from chronik.storage.recovery import RecoveryReport
 from chronik.storage.refusals import NO_PRODUCERS, RefusedBatches
@@ -298,7 +299,8 @@ class PartitionHost:
             if topic is not None:
                 self._add_replicas(topic, (changed,))
         elif self._node_id in event.removed:
-            moved = KafkaError(ErrorCode.request_timed_out, f"{event.topic}-{changed.partition} has moved away")
+            name = f"{event.topic}-{changed.partition}"
+            moved = KafkaError(ErrorCode.request_timed_out, f"node {self._node_id} no longer hosts {name}")
             self._remove_replicas(event.topic, event.topic_id, [changed.partition], moved)
 
     def _add_replicas(self, topic: TopicImage, partitions: Iterable[PartitionImage]) -> None:
@@ -370,9 +372,11 @@ class PartitionHost:
         ]
         results = await self._runtime.run_blocking(lambda: [self._open_log(request, now_ms) for request in requests])
         opened: list[tuple[OpenRequest, Log]] = []
-        for request, (log, moved_to) in zip(requests, results, strict=True):
-            if moved_to is not None:
-                self._report_set_aside(request.topic.name, request.index, moved_to)
+        for request, (log, claim) in zip(requests, results, strict=True):
+            if claim.moved_to is not None:
+                self._report_set_aside(request.topic.name, request.index, claim.moved_to)
+            if claim.restored:
+                self._report_restored(request, claim.restored)
             if log is None:
                 self._report_missing(request.topic, request.index)
             elif isinstance(log, Exception):
@@ -385,14 +389,14 @@ class PartitionHost:
                 self._report_recovery(request.topic.name, request.index, log.recovery)
             self._opened(request.topic, request.index, log, request.recovery_point)
 
-    def _open_log(self, request: OpenRequest, now_ms: int) -> tuple[Log | Exception | None, str | None]:
-        """Return the log, an error, or None if it is missing; and the folder to which a stray log was moved. Blocks."""
+    def _open_log(self, request: OpenRequest, now_ms: int) -> tuple[Log | Exception | None, Claim]:
+        """Return the log, an error, or None if it is missing; and how its folder was claimed. Blocks."""
         topic, index = request.topic, request.index
-        moved_to: str | None = None
+        claim = Claim()
         try:
             if self.folder.is_lost(topic.name, index, topic.id):
-                return None, None
-            moved_to = self.folder.claim_log(topic.name, index, topic.id, now_ms)
+                return None, claim
+            claim = self.folder.claim_log(topic.name, index, topic.id, now_ms)
             path = self.folder.log_path(topic.name, index)
             log = Log.open(
                 self._runtime.env.disk,
@@ -403,8 +407,8 @@ class PartitionHost:
                 clean=self.folder.was_clean,
             )
         except Exception as error:
-            return error, moved_to
-        return log, moved_to
+            return error, claim
+        return log, claim
 
     async def _list_new(self, opened: list[tuple[OpenRequest, Log]]) -> list[tuple[OpenRequest, Log]]:
         """List new logs in the recovery points before anything is appended; return the logs that can be used."""
@@ -430,6 +434,19 @@ class PartitionHost:
             return listed
         return listed + new
 
+    def _report_restored(self, request: OpenRequest, reason: str) -> None:
+        topic, index = request.topic, request.index
+        proven = f"{POINTS_NAME} lists this log for this topic"
+        unproven = f"{POINTS_NAME} does not list it, so make sure that these are the records of this topic"
+        self._log.warning(
+            "topic_id_restored",
+            topic=topic.name,
+            partition=index,
+            file=f"{self.folder.log_path(topic.name, index)}/{TOPIC_ID_NAME}",
+            reason=reason,
+            then=f"the log is used as it is: {unproven if request.recovery_point is None else proven}",
+        )
+
     def _report_missing(self, topic: TopicImage, index: int) -> None:
         """Report a log that existed and is missing. It restarts empty once the controller knows."""
         self._log.error("log_missing", topic=topic.name, partition=index)
@@ -437,10 +454,12 @@ class PartitionHost:
         self.reports.add(ReplicaReport(topic.id, index, 0, -1, Loss.CERTAIN.value, "its log is missing"))
 
     def _report_unopened(self, topic: TopicImage, index: int, error: Exception) -> None:
-        self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(error))
+        reason = error.message if isinstance(error, StorageError) else repr(error)
+        then = f"the node retries every {self._runtime.config.recovery_point_interval_ms / 1000:g} s"
+        self._log.error("log_open_failed", topic=topic.name, partition=index, error=reason, then=then)
         self._unopened[(topic.name, index)] = topic.id
         self.reports.add(
-            ReplicaReport(topic.id, index, 0, -1, Loss.SPOILED.value, f"its log cannot be opened: {error}")
+            ReplicaReport(topic.id, index, 0, -1, Loss.SPOILED.value, f"its log cannot be opened: {reason}")
         )
         self._transfer_leadership(topic.name, topic.id, index)
 
@@ -452,7 +471,7 @@ class PartitionHost:
             topic=name,
             partition=report.partition,
             reason=report.reason,
-            then=refusal or "out of sync until it has caught up with a whole replica",
+            then=refusal or "it leaves the ISR until it has caught up with its leader",
         )
         topic = self._missing.pop((report.topic_id, report.partition), None)
         if topic is not None:

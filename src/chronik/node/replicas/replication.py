@@ -375,7 +375,7 @@ class Replication:
             folders = await self._runtime.run_blocking(partial(self._truncate_log, log, decision, keeps))
             is_done = True
             if folders:
-                reason = "an unclean election has given them up"
+                reason = "an unclean election has accepted their loss"
                 self._log.warning("records_set_aside", **partition.log_fields, folders=folders, reason=reason)
         except Exception as error:
             # Half done: only reopening the log can show what is left.
@@ -449,7 +449,8 @@ class Replication:
             role.truncated(log.log_end_offset)
             return tuple(folders)
         finally:
-            unknown = KafkaError(ErrorCode.request_timed_out, "this replica no longer has what it had written")
+            reason = "damaged segments were set aside; the records may still be committed"
+            unknown = KafkaError(ErrorCode.request_timed_out, reason)
             partition.truncation_ended(log.log_end_offset, error=unknown)
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

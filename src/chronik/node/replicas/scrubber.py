@@ -80,7 +80,7 @@ class Scrubber:
         where = {**partition.log_fields, "segment": scrub.segment.base_offset}
         try:
             await self._runtime.run_blocking(scrub.step)
-            if scrub.is_done and partition.log.has_scrubbed(scrub):
+            if scrub.is_done and partition.log.still_has(scrub):
                 await self._judge(partition, scrub)
         except OSError as error:
             self._log.error("scrub_failed", **where, error=repr(error))
@@ -92,7 +92,7 @@ class Scrubber:
 
     def _may_go_on(self, partition: Partition, scrub: SegmentScrub) -> bool:
         """Whether the segment still exists and no truncation is pending; if so, begin a job of the log."""
-        is_there = not partition.is_closed and not partition.is_damaged and partition.log.has_scrubbed(scrub)
+        is_there = not partition.is_closed and not partition.is_damaged and partition.log.still_has(scrub)
         return is_there and partition.jobs.begin()
 
     async def _judge(self, partition: Partition, scrub: SegmentScrub) -> None:

@@ -311,7 +311,7 @@ async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[
     except Exception:
         api = handler.api
         log.exception("request_failed", api=api.key.name, version=request.api_version, client=request.client_id)
-        message = "unexpected error; the node's log has it"
+        message = "unexpected error; see the node's log"
         return _error_body(api, request, ErrorCode.unknown_server_error, message), True
 
 

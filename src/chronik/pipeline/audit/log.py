@@ -1,6 +1,6 @@
 """The log side of an audit: what is readable in a range of offsets, as audit rows.
 
-There are three methods, all without a copy of the records:
+There are three methods:
 - `headers`: batch headers, which Chronik's nodes list over HTTP. The header of a batch that compaction has thinned out
   does not show its offsets, so such a batch is fetched.
 - `fetch`: the same headers from fetched batches, for any Kafka cluster.

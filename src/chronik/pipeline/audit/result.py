@@ -123,7 +123,7 @@ class AuditResult:
         return messages, percent, round(messages - self.expected / len(self.partitions))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `chronik pipeline audit --json` prints. interface.md defines the names."""
+        """Return what `chronik pipeline audit --json` prints. docs/pipeline.md defines the sides and the faults."""
         partitions = [self._partition_json(partition) for partition in self.partitions]
         unacknowledged = sum(partition.unacknowledged for partition in self.partitions)
         return {

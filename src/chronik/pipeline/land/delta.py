@@ -182,7 +182,8 @@ class BatchLander:
         if batch > 0 and landed != batch - 1:
             raise PipelineError(
                 f"the checkpoint is at batch {batch}, and the table {self._rows.uri} "
-                f"{'has none of it' if landed is None else f'is at {landed}'}: it belongs to another table, or the "
+                f"{'has no batch of it' if landed is None else f'is at {landed}'}: "
+                "the checkpoint belongs to another table, or the "
                 "table was removed or restored; choose a new --checkpoint (no record lands twice)"
             )
         return False

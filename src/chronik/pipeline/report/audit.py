@@ -42,7 +42,7 @@ def audit_html(result: AuditResult, made: str) -> str:
         section(
             "Records by partition",
             bar_chart(labels, counts, expected, f"expected on average: {expected:,.0f}"),
-            hint=f"Partition imbalance: {result.imbalance:,} records at the side {SIDES[result.last_side]}.",
+            hint=f"Partition imbalance: {result.imbalance:,} {SIDES[result.last_side]} records.",
         ),
         section(
             "Gaps",
@@ -53,7 +53,7 @@ def audit_html(result: AuditResult, made: str) -> str:
         section(
             "Offsets over time",
             line_chart(_reach(result), _gap_times(result)),
-            hint=f"The highest offset of each {result.slice_ms / 1000:g} s, at the side {SIDES[result.last_side]}; "
+            hint=f"The highest offset of the {SIDES[result.last_side]} records in each {result.slice_ms / 1000:g} s; "
             "shaded where records are missing.",
         ),
         section("Lag", _lag(result), hint="Records up to each moment that a side lacks."),
@@ -121,7 +121,7 @@ def _reach(result: AuditResult) -> list[Series]:
 def _gap_times(result: AuditResult) -> Iterator[Mark]:
     for part in result.slices:
         if part.missing:
-            text = f"partition {part.partition}: {part.missing:,} missing at the side {SIDES[part.side]}"
+            text = f"partition {part.partition}: {part.missing:,} missing among the {SIDES[part.side]} records"
             yield Mark(part.start_ms, part.start_ms + result.slice_ms, text)
 
 

@@ -11,8 +11,8 @@
     kafka.isolation.level               read_uncommitted or read_committed
     rangesOnly                          rows are ranges to read, not records (`ranges`): for our own jobs
 
-A timestamp takes precedence over offsets, as in Spark's source. Other Kafka client options that only tune performance
-(`kafka.fetch.max.bytes`) are accepted and ignored. Options that change access (TLS, SASL) are rejected, because this
+A timestamp takes precedence over offsets, as in Spark's source. All other `kafka.` options, such as
+`kafka.fetch.max.bytes`, are accepted and ignored. Options that change access (TLS, SASL) are rejected, because this
 source does not support them.
 """
 

@@ -79,7 +79,7 @@ def check_traces(bootstrap: str) -> None:
     """Raises PipelineError if there is nothing to read, before Spark is started for it."""
     with BlockingCluster(bootstrap) as cluster:
         if TRACES_TOPIC not in cluster.topics([TRACES_TOPIC]):
-            raise PipelineError(f"there are no traces at {bootstrap}: chronik trace on TOPIC begins them")
+            raise PipelineError(f"there are no traces at {bootstrap}: start tracing with chronik trace on TOPIC")
 
 
 def stalls_of(

@@ -1,4 +1,4 @@
-"""`python -m chronik.testing.fuzz`: fuzz every request type, replay a finding, or damage the files of a data folder.
+"""`python -m chronik.testing.fuzz`: fuzz every request type, replay a finding, or measure what a corpus reaches.
 
 Exit code 0: no promise was broken. Exit code 1: standard output names the broken promise, the file and the replay
 command.

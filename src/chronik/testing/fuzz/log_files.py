@@ -140,7 +140,7 @@ class LogFuzzer:
                 continue
             outcome = self._read(log, base)
             if outcome == "lost" and is_damaged:
-                outcome = "lost, and it was said"
+                outcome = "lost, and reported"
             counts[outcome] += 1
             if base in intact and outcome != "served":
                 raise BrokenPromise(f"the batch at {base} is below all damage, and {outcome}; {report}")
@@ -171,7 +171,7 @@ class LogFuzzer:
                 raise BrokenPromise(f"the batch appended at {offset} is lost after the next start; {again.recovery}")
         except KafkaError:
             # Damage precedes the record in the same segment, and no index leads past it: the reader gets an error.
-            self.outcomes["appended behind damage"] += 1
+            self.outcomes["appended after damage"] += 1
         finally:
             again.close()
 
@@ -202,7 +202,7 @@ class LogFuzzer:
         try:
             check_batches(batch, READ_BYTES_MAX, from_producer=False)
         except KafkaError:
-            return "given away by its CRC"
+            return "detected by its CRC"
         if header.base_offset > base:
             return "lost"
         raise BrokenPromise(f"the batch at {base} is not the one that was written there, and its CRC is right")

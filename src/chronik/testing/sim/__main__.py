@@ -1,4 +1,4 @@
-"""`python -m chronik.testing.sim`: run one seed, or many on all cores, and print how to replay a failure.
+"""`python -m chronik.testing.sim`: run one seed, or many on --jobs cores, and print how to replay a failure.
 
 Exit code 0: no violation; 1: a violation, printed on standard output with the command that replays it.
 """

@@ -124,7 +124,7 @@ class ClusterNemesis(Nemesis):
         for node in self._controllers():
             broker, process = node.broker, node.host.process
             if broker is not None and process is not None:
-                self._world.note(f"{node.host.name} hands over the controller's part")
+                self._world.note(f"{node.host.name} transfers its Raft leadership")
                 process.loop.call_soon_threadsafe(broker.member.raft.transfer_leadership)
 
     def _coup(self, node: SimNode) -> None:

@@ -116,7 +116,7 @@ class SimNode:
             return
         self.world.note(f"{self.host.name} is ready")
         failure = await self.broker.failed()
-        self.world.note(f"{self.host.name} cannot go on: {failure}")
+        self.world.note(f"{self.host.name} cannot continue: {failure}")
         self.world.after(TRY_AGAIN_S, self.start_when_down)
         await self._stop(self.broker)
 

@@ -112,7 +112,7 @@ class ResizeOperator(SimClient):
         await self._require_in_sync(self._min_insync[0])
 
     async def _require_in_sync(self, replicas: int) -> None:
-        self.world.note(f"{TOPIC} asks for {replicas} replicas in sync")
+        self.world.note(f"min.insync.replicas of {TOPIC} is set to {replicas}")
         configs = {"min.insync.replicas": str(replicas)}
         await self.insist(lambda: Topics(self.cluster).alter_configs(TOPIC, configs))
 

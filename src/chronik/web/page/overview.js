@@ -10,7 +10,7 @@ export const LAG_FLOOR = 20;
 const LAG_LARGE = 100;
 let withInternal = false;
 
-export const isStalled = (line) => (line.stands_ms ?? 0) >= STALLED_MS;
+export const isStalled = (line) => (line.stuck_ms ?? 0) >= STALLED_MS;
 
 export function overview() {
   return {
@@ -94,7 +94,7 @@ function damagePanel(cluster) {
 
 function topicHealth(line) {
   if (line.leaderless) return badge("bad", "no leader");
-  if (isStalled(line)) return badge("bad", `stalled ${duration(line.stands_ms)}`);
+  if (isStalled(line)) return badge("bad", `stalled ${duration(line.stuck_ms)}`);
   if (line.under_replicated) return badge("warn", "under-replicated");
   return badge("ok", "ok");
 }
@@ -110,7 +110,7 @@ function topicPanel({ topics }) {
     { title: "Partitions", number: true, cell: (line) => count(line.partitions) },
     { title: "Replicas", number: true, cell: (line) => count(line.replication_factor) },
     { title: "Records", number: true, cell: (line) => count(line.records) },
-    { title: "Lag", number: true, cell: (line) => h("span", { class: line.lag > LAG_LARGE || isStalled(line) ? "warn" : "" }, count(line.lag)) },
+    { title: "Watermark lag", number: true, cell: (line) => h("span", { class: line.lag > LAG_LARGE || isStalled(line) ? "warn" : "" }, count(line.lag)) },
     { title: "Rate", class: "plot", cell: (line) => [spark(`topic ${line.name} rate`, `Rate of ${line.name}`, rate), h("span", { class: "reading" }, rate(line.rate))] },
   ];
   const body = lines.length ? table("Topics", columns, lines, (line) => `topic-${line.name}`) : empty("There are no topics yet. Create one with ", h("code", null, "chronik topic create NAME"));

@@ -11,18 +11,18 @@ const open = new Map();
 // Records the current state of one partition.
 export function noteSample(topic, line, now = Date.now()) {
   const key = `${topic} ${line.partition}`;
-  const isStuck = line.stands_ms >= STUCK_MS;
+  const isStuck = line.stuck_ms >= STUCK_MS;
   const known = open.get(key);
   if (isStuck) {
     const what = `watermark stuck at ${line.high_watermark}, log end at ${line.log_end_offset}`;
     if (known) Object.assign(known, { what, seen: now });
     else {
-      const fresh = { topic, partition: line.partition, from: now - line.stands_ms, to: null, seen: now, what };
+      const fresh = { topic, partition: line.partition, from: now - line.stuck_ms, to: null, seen: now, what };
       open.set(key, fresh);
       sampled.push(fresh);
       if (sampled.length > WINDOWS_MAX) sampled.shift();
     }
-  } else if (known && line.stands_ms === 0) {
+  } else if (known && line.stuck_ms === 0) {
     known.to = now;
     open.delete(key);
   }

@@ -48,7 +48,7 @@ export function topic(name, tab, draw) {
 
 function partitionHealth(line) {
   if (line.leader < 0) return badge("bad", "no leader");
-  if (isStalled(line)) return badge("bad", `stalled ${duration(line.stands_ms)}`, `The watermark is stuck at ${line.high_watermark}, and the log ends at ${line.log_end_offset}`);
+  if (isStalled(line)) return badge("bad", `stalled ${duration(line.stuck_ms)}`, `The watermark is stuck at ${line.high_watermark}, and the log ends at ${line.log_end_offset}`);
   if (line.age_ms === null || line.age_ms > OLD_MS) return badge("warn", line.age_ms === null ? "leader silent" : `reported ${duration(line.age_ms)} ago`);
   if (line.node !== line.leader) return badge("warn", `from node ${line.node}`, "The leader does not answer: these are the offsets of this node's own replica");
   if (line.isr.length < line.replicas.length) return badge("warn", "under-replicated");
@@ -72,7 +72,7 @@ function figures(known) {
   return h("dl", { class: "figures" },
     figure("Records", count(records)),
     figure("Rate", rate(sum(lines, "rate"))),
-    figure("Not yet committed", compact(lag), lines.some(isStalled) ? "bad" : ""),
+    figure("Watermark lag", compact(lag), lines.some(isStalled) ? "bad" : ""),
     figure("Partitions", count(lines.length)),
     figure("Replicas", count(known.replication_factor)));
 }
