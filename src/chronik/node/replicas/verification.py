@@ -136,11 +136,13 @@ class Verifications:
 
     def finish(self, producer_id: int, verification: Verification, outcome: ErrorCode) -> None:
         """Resume the batches that wait, in order, with the coordinator's answer. None wait if it is void."""
-        # An answer that is sent may run the next request of its connection, whose batch then waits here too.
-        while verification.waiting:
-            verification.waiting.popleft()(verification, outcome)
-        if self._pending.get(producer_id) is verification:
-            del self._pending[producer_id]
+        try:
+            # An answer that is sent may run the next request of its connection, whose batch then waits here too.
+            while verification.waiting:
+                verification.waiting.popleft()(verification, outcome)
+        finally:
+            if self._pending.get(producer_id) is verification:
+                del self._pending[producer_id]
 
     def _void(self, producer_id: int, error: KafkaError) -> None:
         """End a verification early: its batches need not wait for the answer."""
