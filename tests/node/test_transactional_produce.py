@@ -270,6 +270,19 @@ async def test_no_batch_follows_a_marker_that_was_written_during_its_verificatio
 
 
 @on_cluster()
+async def test_a_transaction_of_version_2_begins_while_the_marker_of_the_last_is_written(cluster: Cluster) -> None:
+    leader = cluster[1]
+    await leader.produce_request(batch(b"first"), version=12)
+    leader.coordinator.hold()
+    following = leader.produce_request(batch(b"next", epoch=1), version=12)
+    await until(lambda: len(leader.coordinator.requests) == 2)
+    await leader.end_transaction(PRODUCER, 1)
+    leader.coordinator.release()
+    assert (await following).error_code == 0
+    assert [header.is_control for header in headers(leader)] == [False, True, False]
+
+
+@on_cluster()
 async def test_an_answer_for_the_last_transaction_does_not_verify_the_next(cluster: Cluster) -> None:
     leader = cluster[1]
     leader.coordinator.hold()

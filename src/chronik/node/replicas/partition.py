@@ -503,7 +503,7 @@ class Partition:
             self._replication.log_failed(self)
             raise
         self._appended(len(batch))
-        self.verifications.ended(marker.producer_id)
+        self.verifications.ended(marker.producer_id, marker.producer_epoch)
         return result
 
     def _write(

@@ -46,10 +46,11 @@ class Verification:
     Once `void` is set, no batch may be appended under it: `void` is the outcome of each of them.
     """
 
-    __slots__ = ("epoch", "is_requested", "lowest_sequence", "void", "waiting")
+    __slots__ = ("adds", "epoch", "is_requested", "lowest_sequence", "void", "waiting")
 
-    def __init__(self, header: BatchHeader) -> None:
+    def __init__(self, header: BatchHeader, adds: bool) -> None:
         self.epoch = header.producer_epoch
+        self.adds = adds
         self.lowest_sequence = header.base_sequence
         """An unknown producer may begin with any sequence, but a later batch must not overtake an earlier one."""
         self.void: KafkaError | None = None
@@ -73,7 +74,7 @@ class Verifications:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def join(self, header: BatchHeader) -> Verification:
+    def join(self, header: BatchHeader, adds: bool) -> Verification:
         """Return the verification that the batch has to wait for, a new one if none is pending."""
         producer_id = header.producer_id
         pending = self._pending.get(producer_id)
@@ -81,7 +82,7 @@ class Verifications:
             self._void(producer_id, _fenced(producer_id, pending.epoch, header.producer_epoch))
             pending = self._pending.get(producer_id)
         if pending is None:
-            pending = self._pending[producer_id] = Verification(header)
+            pending = self._pending[producer_id] = Verification(header, adds)
         elif header.producer_epoch < pending.epoch:
             raise _fenced(producer_id, header.producer_epoch, pending.epoch)
         elif is_after(pending.lowest_sequence, header.base_sequence):
@@ -121,9 +122,14 @@ class Verifications:
         if pending is not None and pending.epoch == header.producer_epoch:
             del self._pending[header.producer_id]
 
-    def ended(self, producer_id: int) -> None:
-        """A marker was appended: an answer of the coordinator from before it proves nothing any more."""
-        if producer_id in self._pending:
+    def ended(self, producer_id: int, epoch: int) -> None:
+        """A marker was appended: an answer of the coordinator from before it proves nothing any more.
+
+        With transaction version 2, a marker has a higher epoch than the transaction that it ends. A marker of the same
+        epoch ended the one before, and the coordinator answers only after that.
+        """
+        pending = self._pending.get(producer_id)
+        if pending is not None and (epoch > pending.epoch or (epoch == pending.epoch and not pending.adds)):
             self._void(
                 producer_id,
                 KafkaError(ErrorCode.invalid_txn_state, f"the transaction of producer {producer_id} has ended"),

@@ -60,7 +60,7 @@ class Verifier:
         self, partition: Partition, header: BatchHeader, transaction: ProducedTransaction, resume: Resume
     ) -> None:
         """Call `resume` when the coordinator has answered, after the producer's earlier batches in the partition."""
-        verification = partition.verifications.join(header)
+        verification = partition.verifications.join(header, transaction.adds)
         verification.waiting.append(resume)
         if verification.is_requested:
             return
