@@ -144,7 +144,7 @@ async def test_acks_0_closes_the_connection_if_the_transaction_is_not_verified(c
 
 
 @on_cluster()
-async def test_pipelined_batches_wait_behind_the_verification_and_keep_their_order(cluster: Cluster) -> None:
+async def test_pipelined_batches_wait_for_the_verification_and_keep_their_order(cluster: Cluster) -> None:
     leader = cluster[1]
     leader.coordinator.hold()
     outcomes = [leader.produce_request(batch(b"a", sequence=sequence)) for sequence in range(5)]

@@ -154,7 +154,7 @@ def test_with_version_2_an_unknown_producer_begins_with_sequence_0(
     assert code_of(verifications, header(4), verified, transaction=transaction) is code
 
 
-def test_batches_wait_behind_a_pending_verification_and_resume_in_order() -> None:
+def test_batches_wait_for_a_pending_verification_and_resume_in_order() -> None:
     verifications = Verifications()
     verifications.check_order(header(0), None)
     verified = verifications.join(header(0), False)

@@ -440,14 +440,15 @@ class Log:
 
     # -- transactions --------------------------------------------------------------------------------------------------
 
-    def last_stable_offset(self, high_watermark: int) -> int:
+    def last_stable_offset(self, high_watermark: int, visible_end: int | None = None) -> int:
         """Return the end of what read_committed consumers may read.
 
         It is the first offset of the earliest transaction that is open or whose marker is not below the watermark, or
-        the watermark if there is none.
+        `visible_end` if there is none (by default the watermark).
         """
+        end = high_watermark if visible_end is None else visible_end
         first = self.producers.transactions.first_unstable(high_watermark)
-        return high_watermark if first is None else min(high_watermark, max(first, self.log_start_offset))
+        return end if first is None else min(end, max(first, self.log_start_offset))
 
     def open_transactions(self) -> Iterator[tuple[int, ProducerState]]:
         """Yield the id and state of each producer with an open transaction, by the transaction's first offset."""
