@@ -21,7 +21,9 @@ from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.broker import Broker
 from chronik.transactions.coordinator import ProducerIdAndEpoch
 from chronik.wire.api import ApiKey
+from chronik.wire.batch import decode_batch, encode_batch, read_batch_header, read_marker
 from chronik.wire.errors import ErrorCode
+from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
 
 SETTINGS = {"transaction_state_topic_partitions": 3, "offsets_topic_partitions": 3}
 ID = "payments"
@@ -243,3 +245,71 @@ async def test_node_without_the_state_topic_answers_that_there_is_no_coordinator
         assert await client.init() is ErrorCode.none
         assert len(broker.image.require_topic(TRANSACTIONS_TOPIC).partitions) == 50
         client.close()
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_transactions_follow_each_other_without_a_pause(tmp_path: Path, version: int) -> None:
+    """The first batches of a transaction reach the leaders while the markers of the last one are being written."""
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        client = TransactionalClient(nodes, ID, version)
+        await client.init()
+        connections = {node_id: await nodes.client(broker) for node_id, broker in nodes.brokers.items()}
+        expected: dict[int, list[tuple[bytes, bool]]] = {index: [] for _, index in PARTITIONS}
+
+        async def produce(index: int, value: bytes, sequence: int) -> int:
+            batch = encode_batch(
+                [(None, value, [], 1)],
+                producer_id=client.producer.producer_id,
+                producer_epoch=client.producer.producer_epoch,
+                base_sequence=sequence,
+                is_transactional=True,
+            )
+            topic = ProduceTopic("orders", None, [(index, memoryview(batch))])
+            api_version = 12 if version == 2 else 11
+            body = write_produce_request(api_version, ProduceRequest(ID, -1, 5_000, [topic]))
+            broker = leader(nodes, "orders", index)
+            assert broker is not None
+            answer = await connections[broker.node_id].request(ApiKey.PRODUCE, api_version, body)
+            return read_produce_response(api_version, answer).topics[0][2][0].error_code
+
+        for number in range(20):
+            value, commit = str(number).encode(), number % 3 > 0
+            if version == 0:
+                assert await client.add(*PARTITIONS) is ErrorCode.none
+            # With version 2 each transaction has its own epoch, and each epoch begins with sequence 0.
+            sequence = 0 if version == 2 else number
+            errors = await asyncio.gather(*(produce(index, value, sequence) for _, index in PARTITIONS))
+            assert errors == [0, 0, 0], (number, errors)
+            assert await client.end(commit=commit) is ErrorCode.none
+            for outcomes in expected.values():
+                outcomes.append((value, commit))
+        await client.until_state("CompleteCommit")
+        for _, index in PARTITIONS:
+            broker = leader(nodes, "orders", index)
+            assert broker is not None
+            assert outcomes_in(broker, index) == expected[index]
+        for connection in connections.values():
+            connection.close()
+        client.close()
+
+
+def outcomes_in(broker: Broker, index: int) -> list[tuple[bytes, bool]]:
+    """Return each value in the log, and whether the marker after it commits it."""
+    partition = broker.partition("orders", index)
+    assert partition is not None
+    log = partition.log
+    data = bytes(log.read_job(log.log_start_offset, 1 << 24, log.log_end_offset)())
+    outcomes: list[tuple[bytes, bool]] = []
+    value = b""
+    at = 0
+    while at < len(data):
+        header = read_batch_header(data, at)
+        if header.is_control:
+            outcomes.append((value, read_marker(data, at).is_commit))
+        else:
+            (record,) = decode_batch(data, at)
+            value = record.value or b""
+        at += header.size_bytes
+    return outcomes

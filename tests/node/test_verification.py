@@ -85,11 +85,12 @@ def test_a_marker_of_the_last_transaction_does_not_void_the_next_one_of_version_
     assert code_of(verifications, header(), verified, transaction=VERSION_2) is ErrorCode.invalid_txn_state
 
 
-def test_a_marker_of_an_older_epoch_voids_nothing() -> None:
+def test_a_marker_of_an_older_epoch_voids_nothing_but_needs_a_new_answer() -> None:
     verifications = Verifications()
     verified = verifications.join(header(), False)
     verifications.ended(7, 2)
     assert code_of(verifications, header(), verified) is ErrorCode.none
+    assert verified.is_outdated
 
 
 def test_an_old_answer_does_not_begin_the_next_transaction() -> None:
@@ -230,6 +231,30 @@ async def test_a_batch_after_the_marker_is_verified_again() -> None:
     scene.coordinator.release()
     await until(lambda: len(scene.outcomes) == 2)
     assert scene.requested == [[0], [0]]
+
+
+async def test_first_batch_of_the_next_transaction_survives_the_marker_of_the_last_one() -> None:
+    """With version 2 both have the same epoch, and a client sends the batch as soon as EndTxn is answered."""
+    scene = Scene()
+    scene.coordinator.hold()
+    scene.verify(0, header(0), VERSION_2)
+    await until(lambda: scene.requested == [[0]])
+    scene.partitions[0].verifications.ended(7, 3)
+    assert not scene.outcomes
+    scene.coordinator.release()
+    await until(lambda: scene.outcomes == [(0, 0, ErrorCode.none)])
+    assert scene.requested == [[0], [0]], "the first answer may be older than the marker"
+
+
+async def test_with_version_2_the_marker_of_its_own_transaction_voids_a_batch() -> None:
+    scene = Scene()
+    scene.coordinator.hold()
+    scene.verify(0, header(0), VERSION_2)
+    await until(lambda: scene.requested == [[0]])
+    verification = scene.partitions[0].verifications.join(header(0), True)
+    scene.partitions[0].verifications.ended(7, 4)
+    assert verification.void is not None and verification.void.code is ErrorCode.invalid_txn_state
+    await scene.verifier.close()
 
 
 async def test_producers_do_not_wait_for_each_other() -> None:

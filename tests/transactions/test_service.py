@@ -87,7 +87,13 @@ async def test_partitions_added_at_the_same_time_are_all_added(broker: Transacti
     producer = await broker.begin()
     await broker.create_topic("orders", 20)
     partitions = [("orders", index) for index in range(20)]
+    index = broker.transactions.partition_of(ID)
+    assert index is not None
+    log = broker.logs[(TRANSACTIONS_TOPIC, index)]
+    before = log.log_end_offset
     answers = await asyncio.gather(*(broker.transactions.add_partitions(ID, producer, [each]) for each in partitions))
+    assert log.log_end_offset - before == 2, "one record for the first, and one for all that waited for it"
+    assert not broker.transactions._adding
     assert {error for answer in answers for error in answer.values()} == {ErrorCode.none}
     _, state = broker.transactions.describe(ID)
     assert state is not None and state.partitions == frozenset(partitions)

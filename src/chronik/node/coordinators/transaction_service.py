@@ -75,6 +75,8 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         self._markers = MarkerSender(runtime, metadata, peers, markers, self._marker_written)
         self._settling: dict[str, asyncio.Future[None]] = {}
         """Resolved when the id has no pending transition; only for ids that a request waits for."""
+        self._adding: dict[tuple[str, ProducerIdAndEpoch], dict[TopicPartition, None]] = {}
+        """The partitions that requests in progress add to a producer's transaction."""
 
     async def stop(self) -> None:
         await super().stop()
@@ -122,13 +124,25 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         if missing:
             return missing
         added = frozenset(partitions)
-        values = await self._settled(
-            transactional_id,
-            lambda: self._submit(
+        # What waits for the same pending transition is added together: with version 2, the leaders of several
+        # partitions ask at once, and each record costs a round trip to the replicas.
+        adding = self._adding.setdefault((transactional_id, producer), {})
+        adding.update(dict.fromkeys(added))
+        try:
+            values = await self._settled(
                 transactional_id,
-                lambda token, at: self._coordinator.add_partitions(transactional_id, producer, added, token, at),
-            ),
-        )
+                lambda: self._submit(
+                    transactional_id,
+                    lambda token, at: self._coordinator.add_partitions(
+                        transactional_id, producer, added | adding.keys(), token, at
+                    ),
+                ),
+            )
+        finally:
+            for each in added:
+                adding.pop(each, None)
+            if not adding:
+                self._adding.pop((transactional_id, producer), None)
         error: ErrorCode = values["error_code"]
         return dict.fromkeys(partitions, error)
 

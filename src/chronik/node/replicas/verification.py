@@ -46,7 +46,7 @@ class Verification:
     Once `void` is set, no batch may be appended under it: `void` is the outcome of each of them.
     """
 
-    __slots__ = ("adds", "epoch", "is_requested", "lowest_sequence", "void", "waiting")
+    __slots__ = ("adds", "epoch", "is_outdated", "is_requested", "lowest_sequence", "void", "waiting")
 
     def __init__(self, header: BatchHeader, adds: bool) -> None:
         self.epoch = header.producer_epoch
@@ -57,6 +57,8 @@ class Verification:
         self.waiting: deque[Resume] = deque()
         self.is_requested = False
         """Whether the coordinator's answer is on its way."""
+        self.is_outdated = False
+        """Whether that answer may be older than a marker, so that the coordinator must be asked again."""
 
 
 class Verifications:
@@ -125,15 +127,19 @@ class Verifications:
     def ended(self, producer_id: int, epoch: int) -> None:
         """A marker was appended: an answer of the coordinator from before it proves nothing any more.
 
-        With transaction version 2, a marker has a higher epoch than the transaction that it ends. A marker of the same
-        epoch ended the one before, and the coordinator answers only after that.
+        With version 2, a marker has the epoch of the producer's next transaction, whose first batch often arrives
+        before it: that batch waits for a new answer.
         """
         pending = self._pending.get(producer_id)
-        if pending is not None and (epoch > pending.epoch or (epoch == pending.epoch and not pending.adds)):
+        if pending is None:
+            return
+        if epoch > pending.epoch or (epoch == pending.epoch and not pending.adds):
             self._void(
                 producer_id,
                 KafkaError(ErrorCode.invalid_txn_state, f"the transaction of producer {producer_id} has ended"),
             )
+        else:
+            pending.is_outdated = True
 
     def end_all(self, error: KafkaError) -> None:
         """This node no longer leads, or leads in a new epoch: other leaders may have written markers."""

@@ -88,6 +88,10 @@ class Verifier:
                 requested, queue[:] = list(queue), []
                 outcomes = await self._request(key, list({(p.topic, p.index): None for p, _ in requested}))
                 for partition, verification in requested:
+                    if verification.is_outdated and verification.void is None:
+                        verification.is_outdated = False
+                        queue.append((partition, verification))
+                        continue
                     outcome = outcomes.get((partition.topic, partition.index), ErrorCode.unknown_server_error)
                     partition.verifications.finish(key.producer_id, verification, outcome)
         finally:
