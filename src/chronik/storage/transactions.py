@@ -76,6 +76,8 @@ class OpenTransactions:
     def first_unstable(self, high_watermark: int) -> int | None:
         """Return the first offset of the earliest transaction whose marker is missing or not below the watermark."""
         ended = self._ended
+        if not ended and not self._open:
+            return None
         while ended and ended[0][1] < high_watermark:
             ended.popleft()
         first_open = next(iter(self._open.values()), None)
