@@ -3,7 +3,8 @@
 One pass reads the part of the log that was not compacted before (the dirty part) and notes the last offset of each key.
 Then it rewrites all closed segments up to there without the superseded records. Its memory is bounded: it ends early
 when it has noted enough keys, and the next pass continues from there. Small adjacent segments are merged. `cleaning`
-describes what happens to a batch. A pass ends before the first transaction that is not decided.
+describes what happens to a batch. A pass ends before the first transaction that is not decided. The new index of
+aborted transactions, which has those of the remaining batches, is written with the next checkpoint.
 
 A group of adjacent segments is compacted into one, under the first one's base offset. The files go through:
 
@@ -13,8 +14,7 @@ A group of adjacent segments is compacted into one, under the first one's base o
     NNN.log                  the compacted one in its place
 
 The rename to .swap commits the replacement: the next open of the folder completes it.
-Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt. The index of aborted
-transactions, which has those of the remaining batches, is written with the next checkpoint.
+Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
