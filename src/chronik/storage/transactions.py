@@ -77,6 +77,7 @@ class OpenTransactions:
         """Return the first offset of the earliest transaction whose marker is missing or not below the watermark."""
         ended = self._ended
         if not ended and not self._open:
+            # Almost always: every fetch comes here.
             return None
         while ended and ended[0][1] < high_watermark:
             ended.popleft()
