@@ -846,10 +846,10 @@ class Log:
             base_offset = group.old[0].base_offset
             fresh = LogSegment(self.disk, self.folder, base_offset, group.size_bytes) if group.has_successor else None
             if fresh is not None:
-                fresh.aborted.adopt(group.aborted)
-            if group.aborted or any(segment.aborted.count for segment in group.old):
-                # Recovery compares the number of entries with the last checkpoint.
-                self._syncs.request_checkpoint(self.config.checkpoint_bytes)
+                fresh.aborted.reset(group.aborted)
+            if any(segment.aborted.count for segment in group.old):
+                # Until the next checkpoint, recovery would rebuild the index.
+                self._syncs.index_changed(group.old[0].aborted.path, self.config.checkpoint_bytes)
             self._segments.replace(group.old, fresh)
         if job.is_done:
             self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)
