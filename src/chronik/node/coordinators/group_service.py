@@ -116,9 +116,11 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         """
         await self.topic.ensure_exists()
         index = self._authority(request.group_id).partition_of(request.group_id)
+        if not request.group_id or (index is None and self.partition_count):
+            raise KafkaError(ErrorCode.invalid_group_id, f"a group name of {len(request.group_id)} characters")
         partition = None if index is None else self._host.partitions.get((OFFSETS_TOPIC, index))
-        if index is None or partition is None or not request.group_id:
-            raise KafkaError(ErrorCode.invalid_group_id, "a group needs a name, which is not too long")
+        if index is None or partition is None:
+            raise KafkaError(ErrorCode.coordinator_not_available, f"{OFFSETS_TOPIC} was deleted")
         leader_epoch, verified_from = partition.leader_epoch, partition.log_end_offset
         if not partition.log.producers.has_transaction(*producer):
             error = await verify((OFFSETS_TOPIC, index))
