@@ -10,6 +10,7 @@ from tests.node.cluster_harness import DEADLINE_S, LocalNodes, until
 from tests.node.support_transactions import PAUSE_S, TransactionalClient, create_topic, leader
 from tests.node.test_read_committed import visible
 
+from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
 from chronik.node.broker import Broker
 from chronik.wire.api import ApiKey
@@ -102,6 +103,42 @@ async def committed(nodes: LocalNodes, expected: list[bytes]) -> None:
         assert visible(response) == expected, f"partition {index}"
 
 
+async def group_coordinator(nodes: LocalNodes, group: str) -> Broker:
+    client = await nodes.client(next(iter(nodes.brokers.values())))
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            answer = await client.call(ApiKey.FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [group]})
+            (found,) = answer.coordinators
+            if found.error_code is ErrorCode.none:
+                client.close()
+                return nodes.brokers[found.node_id]
+            await asyncio.sleep(PAUSE_S)
+
+
+async def commit_offset(groups: Connection, client: TransactionalClient, group: str, offset: int) -> ErrorCode:
+    """Commit an offset of partition 0 in the client's transaction, which begins with it if none is open."""
+    producer_id, epoch = client.producer
+    committed = {
+        "partition_index": 0,
+        "committed_offset": offset,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    values = {
+        "transactional_id": client.id,
+        "group_id": group,
+        "producer_id": producer_id,
+        "producer_epoch": epoch,
+        "generation_id": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": TOPIC, "partitions": [committed]}],
+    }
+    answer = await groups.call(ApiKey.TXN_OFFSET_COMMIT, values, at_most=5)
+    code: ErrorCode = answer.topics[0].partitions[0].error_code
+    return code
+
+
 @pytest.mark.parametrize("version", [1, 2])
 async def test_transactions_over_several_leaders_are_all_or_nothing(tmp_path: Path, version: int) -> None:
     async with LocalNodes(tmp_path, **SETTINGS) as nodes:
@@ -124,6 +161,23 @@ async def test_transactions_over_several_leaders_are_all_or_nothing(tmp_path: Pa
             assert await client.end(commit=is_commit) is ErrorCode.none
             expected += values if is_commit else []
         await committed(nodes, expected)
+        client.close()
+
+
+async def test_offsets_are_committed_while_the_markers_of_the_last_transaction_are_written(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, TOPIC)
+        client = TransactionalClient(nodes, "payments", 2)
+        assert await client.init() is ErrorCode.none
+        groups = await nodes.client(await group_coordinator(nodes, "g"))
+        for number in range(15):
+            async with asyncio.timeout(DEADLINE_S):
+                while (code := await commit_offset(groups, client, "g", number)) is not ErrorCode.none:
+                    assert code in (ErrorCode.concurrent_transactions, ErrorCode.coordinator_load_in_progress)
+                    await asyncio.sleep(PAUSE_S)
+            assert await client.end() is ErrorCode.none
+        groups.close()
         client.close()
 
 

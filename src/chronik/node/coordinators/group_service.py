@@ -122,12 +122,17 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         if index is None or partition is None:
             raise KafkaError(ErrorCode.coordinator_not_available, f"{OFFSETS_TOPIC} was deleted")
         leader_epoch, verified_from = partition.leader_epoch, partition.log_end_offset
-        if not partition.log.producers.has_transaction(*producer):
+        is_verified = partition.log.producers.has_transaction(*producer)
+        while not is_verified:
+            verified_from = partition.log_end_offset
             error = await verify((OFFSETS_TOPIC, index))
             if error is not ErrorCode.none:
                 raise KafkaError(error, f"the transaction of producer {producer.producer_id} is not verified")
             if partition.leader_epoch != leader_epoch:
                 raise KafkaError(ErrorCode.not_coordinator, f"{OFFSETS_TOPIC}-{index} has a new leader")
+            # With version 2, the marker of the last transaction often arrives during the verification of the next one.
+            # The answer may be older than the marker: ask again.
+            is_verified = not partition.log.producers.has_marker(*producer, verified_from)
         values = await self._submit(
             request.group_id,
             lambda token, at: self._coordinator.commit_transactional(request, producer, verified_from, token, at),
