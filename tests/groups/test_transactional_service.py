@@ -104,6 +104,18 @@ async def test_offset_fetch_with_require_stable_waits_for_the_transaction(broker
 
 
 @with_broker()
+async def test_offset_fetch_of_all_topics_lists_only_partitions_with_a_committed_offset(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    await commit(broker)
+    values = {"groups": [{"group_id": GROUP, "topics": None}], "require_stable": True}
+    (group,) = (await broker.ask(offset_fetch.API, 8, values)).groups
+    assert group.topics == ()
+    await plain_commit(broker, 3)
+    (group,) = (await broker.ask(offset_fetch.API, 8, values)).groups
+    assert group.topics[0].partitions[0].error_code is ErrorCode.unstable_offset_commit
+
+
+@with_broker()
 async def test_offsets_are_written_in_a_transactional_batch_without_a_sequence(broker: FakeBroker) -> None:
     await broker.create_topic("t")
     await commit(broker, producer=Producer(7, 3))
@@ -270,9 +282,10 @@ async def test_generation_of_a_member_is_checked_from_version_3_on(broker: FakeB
 
 
 @with_broker()
-async def test_empty_group_id_is_refused_without_a_verification(broker: FakeBroker) -> None:
+async def test_invalid_group_id_is_refused_without_a_verification(broker: FakeBroker) -> None:
     await broker.create_topic("t")
     assert await commit(broker, group_id="") is ErrorCode.invalid_group_id
+    assert await commit(broker, group_id="g" * 20_000) is ErrorCode.invalid_group_id
     assert broker.transaction_coordinators.calls == []
 
 

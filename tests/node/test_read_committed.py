@@ -102,6 +102,26 @@ async def test_a_marker_that_is_not_committed_does_not_raise_the_last_stable_off
     assert leader.partition.last_stable_offset == 2
 
 
+@on_cluster(configs={"visibility": "appended"})
+async def test_records_that_are_visible_when_appended_are_stable_when_their_marker_is_committed(
+    cluster: Cluster,
+) -> None:
+    leader = cluster[1]
+    cluster.cut(1, 2)
+    leader.append(b"plain")
+    assert visible(await committed(leader)) == [b"plain"]
+    leader.produce_request(batch(b"open"))
+    await until(lambda: leader.partition.log_end_offset == 2)
+    ending = asyncio.ensure_future(leader.end_transaction(7, 0))
+    await until(lambda: leader.partition.log_end_offset == 3)
+    assert leader.partition.high_watermark == 0
+    assert visible(await leader.consume(0)) == [b"plain", b"open"]
+    assert visible(await committed(leader)) == [b"plain"]
+    cluster.heal()
+    await ending
+    assert visible(await committed(leader)) == [b"plain", b"open"]
+
+
 @on_cluster()
 async def test_the_aborted_transactions_are_listed_by_first_offset(cluster: Cluster) -> None:
     leader = cluster[1]

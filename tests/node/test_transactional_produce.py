@@ -144,7 +144,7 @@ async def test_acks_0_closes_the_connection_if_the_transaction_is_not_verified(c
 
 
 @on_cluster()
-async def test_pipelined_batches_wait_behind_the_verification_and_keep_their_order(cluster: Cluster) -> None:
+async def test_pipelined_batches_wait_for_the_verification_and_keep_their_order(cluster: Cluster) -> None:
     leader = cluster[1]
     leader.coordinator.hold()
     outcomes = [leader.produce_request(batch(b"a", sequence=sequence)) for sequence in range(5)]
@@ -267,6 +267,19 @@ async def test_no_batch_follows_a_marker_that_was_written_during_its_verificatio
     assert (await late).error_code == ErrorCode.invalid_txn_state
     assert [header.is_control for header in headers(leader)] == [True]
     assert list(leader.partition.log.open_transactions()) == []
+
+
+@on_cluster()
+async def test_a_transaction_of_version_2_begins_while_the_marker_of_the_last_is_written(cluster: Cluster) -> None:
+    leader = cluster[1]
+    await leader.produce_request(batch(b"first"), version=12)
+    leader.coordinator.hold()
+    following = leader.produce_request(batch(b"next", epoch=1), version=12)
+    await until(lambda: len(leader.coordinator.requests) == 2)
+    await leader.end_transaction(PRODUCER, 1)
+    leader.coordinator.release()
+    assert (await following).error_code == 0
+    assert [header.is_control for header in headers(leader)] == [False, True, False]
 
 
 @on_cluster()

@@ -53,7 +53,7 @@ def test_a_transaction_begins_only_under_a_verification() -> None:
     verifications = Verifications()
     with pytest.raises(UnverifiedBatch):
         verifications.check(header(), VERSION_1, None, ProducerStates(1000))
-    assert code_of(verifications, header(), verifications.join(header())) is ErrorCode.none
+    assert code_of(verifications, header(), verifications.join(header(), False)) is ErrorCode.none
 
 
 def test_a_producer_with_an_open_transaction_needs_no_verification() -> None:
@@ -70,17 +70,35 @@ def test_an_open_transaction_of_another_epoch_is_no_proof() -> None:
 
 def test_a_marker_voids_the_verification_before_it() -> None:
     verifications = Verifications()
-    verified = verifications.join(header())
+    verified = verifications.join(header(), False)
     verifications.ended(7, 3)
     assert code_of(verifications, header(), verified) is ErrorCode.invalid_txn_state
+
+
+def test_a_marker_of_the_last_transaction_does_not_void_the_next_one_of_version_2() -> None:
+    """The next transaction begins while the markers of the last one are being written, which have its epoch."""
+    verifications = Verifications()
+    verified = verifications.join(header(), True)
+    verifications.ended(7, 3)
+    assert code_of(verifications, header(), verified, transaction=VERSION_2) is ErrorCode.none
+    verifications.ended(7, 4)
+    assert code_of(verifications, header(), verified, transaction=VERSION_2) is ErrorCode.invalid_txn_state
+
+
+def test_a_marker_of_an_older_epoch_voids_nothing_but_needs_a_new_answer() -> None:
+    verifications = Verifications()
+    verified = verifications.join(header(), False)
+    verifications.ended(7, 2)
+    assert code_of(verifications, header(), verified) is ErrorCode.none
+    assert verified.is_outdated
 
 
 def test_an_old_answer_does_not_begin_the_next_transaction() -> None:
     """The verification of a transaction that ended must not confirm the next one, which may lack this partition."""
     verifications = Verifications()
-    old = verifications.join(header())
+    old = verifications.join(header(), False)
     verifications.ended(7, 3)
-    new = verifications.join(header(1))
+    new = verifications.join(header(1), False)
     assert new is not old
     producers = ProducerStates(1000)
     assert code_of(verifications, header(1), new, producers) is ErrorCode.none
@@ -91,7 +109,7 @@ def test_an_old_answer_does_not_begin_the_next_transaction() -> None:
 
 def test_the_end_of_leadership_voids_all_verifications_with_a_retriable_error() -> None:
     verifications = Verifications()
-    verified = verifications.join(header())
+    verified = verifications.join(header(), False)
     verifications.end_all(KafkaError(ErrorCode.not_leader_or_follower))
     assert not verifications
     assert code_of(verifications, header(), verified) is ErrorCode.not_leader_or_follower
@@ -99,29 +117,29 @@ def test_the_end_of_leadership_voids_all_verifications_with_a_retriable_error() 
 
 def test_a_newer_epoch_fences_the_batches_that_wait() -> None:
     verifications = Verifications()
-    old = verifications.join(header(epoch=3))
-    new = verifications.join(header(epoch=4))
+    old = verifications.join(header(epoch=3), False)
+    new = verifications.join(header(epoch=4), False)
     assert code_of(verifications, header(epoch=3), old) is ErrorCode.invalid_producer_epoch
     assert code_of(verifications, header(epoch=4), new) is ErrorCode.none
     with pytest.raises(KafkaError) as fenced:
-        verifications.join(header(epoch=3))
+        verifications.join(header(epoch=3), False)
     assert fenced.value.code is ErrorCode.invalid_producer_epoch
 
 
 def test_an_epoch_that_is_not_verified_yet_does_not_stop_an_open_transaction() -> None:
     verifications, producers = Verifications(), ProducerStates(1000)
     producers.record(header(0, epoch=3), 0, 1)
-    pending = verifications.join(header(0, epoch=4))
+    pending = verifications.join(header(0, epoch=4), False)
     verifications.check_order(header(1, epoch=3), None)
     assert code_of(verifications, header(1, epoch=3), None, producers) is ErrorCode.none
     verifications.appended(header(1, epoch=3))
-    assert verifications.join(header(0, epoch=4)) is pending
+    assert verifications.join(header(0, epoch=4), False) is pending
 
 
 def test_a_later_batch_does_not_begin_the_transaction_before_an_earlier_one() -> None:
     verifications = Verifications()
-    verified = verifications.join(header(5))
-    assert verifications.join(header(2)) is verified
+    verified = verifications.join(header(5), False)
+    assert verifications.join(header(2), False) is verified
     assert code_of(verifications, header(5), verified) is ErrorCode.out_of_order_sequence_number
     assert code_of(verifications, header(2), verified) is ErrorCode.none
 
@@ -133,20 +151,20 @@ def test_with_version_2_an_unknown_producer_begins_with_sequence_0(
     transaction: ProducedTransaction, code: ErrorCode
 ) -> None:
     verifications = Verifications()
-    verified = verifications.join(header(4))
+    verified = verifications.join(header(4), False)
     assert code_of(verifications, header(4), verified, transaction=transaction) is code
 
 
-def test_batches_wait_behind_a_pending_verification_and_resume_in_order() -> None:
+def test_batches_wait_for_a_pending_verification_and_resume_in_order() -> None:
     verifications = Verifications()
     verifications.check_order(header(0), None)
-    verified = verifications.join(header(0))
+    verified = verifications.join(header(0), False)
     with pytest.raises(UnverifiedBatch):
         verifications.check_order(header(1), None)
     verifications.check_order(header(0, producer_id=8), None)
     resumed: list[tuple[int, ErrorCode]] = []
     for sequence in (0, 1):
-        joined = verifications.join(header(sequence))
+        joined = verifications.join(header(sequence), False)
         joined.waiting.append(lambda _, code, sequence=sequence: resumed.append((sequence, code)))  # type: ignore[misc]
     verifications.finish(7, verified, ErrorCode.not_coordinator)
     assert resumed == [(0, ErrorCode.not_coordinator), (1, ErrorCode.not_coordinator)]
@@ -233,7 +251,7 @@ async def test_with_version_2_the_marker_of_its_own_transaction_voids_a_batch() 
     scene.coordinator.hold()
     scene.verify(0, header(0), VERSION_2)
     await until(lambda: scene.requested == [[0]])
-    verification = scene.partitions[0].verifications.join(header(0))
+    verification = scene.partitions[0].verifications.join(header(0), True)
     scene.partitions[0].verifications.ended(7, 4)
     assert verification.void is not None and verification.void.code is ErrorCode.invalid_txn_state
     await scene.verifier.close()

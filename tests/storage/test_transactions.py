@@ -11,7 +11,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.faulty_disk import Crash, FaultyDisk
 from tests.storage.helpers import (
     FOLDER,
     NOW_MS,
@@ -28,7 +28,7 @@ from tests.storage.helpers import (
     sync,
 )
 
-from chronik.storage.aborted import ENTRY, AbortedTransaction
+from chronik.storage.aborted import ENTRY, AbortedIndexDamaged, AbortedTransaction
 from chronik.storage.log import Log
 from chronik.storage.producers import PRODUCERS_MAX, ProducerStates
 from chronik.storage.scrubbing import SegmentScrub
@@ -551,10 +551,13 @@ def test_a_reader_gets_an_error_if_the_index_is_damaged(damage: Callable[[Faulty
     run_transactions(log, 42)
     damage(disk, index_paths(disk)[1])
     files = disk.open_files
-    with pytest.raises(KafkaError) as raised:
+    with pytest.raises(AbortedIndexDamaged) as raised:
         aborted(log)
     assert raised.value.code == ErrorCode.kafka_storage_error
     assert disk.open_files == files
+    scrub = scrubbed(log, raised.value.base_offset)
+    log.indexes_rebuilt(scrub, log.rebuild_indexes_job(scrub)())
+    assert aborted(log)
 
 
 @given(
@@ -780,3 +783,86 @@ def scrubbed(log: Log, base_offset: int) -> SegmentScrub:
         scrub.step()
     assert not scrub.damage
     return scrub
+
+
+# -- crashes -----------------------------------------------------------------------------------------------------------
+
+
+def assert_decided_by_markers(log: Log) -> None:
+    """Each transactional batch is aborted, committed or open, as the next marker of its producer says."""
+    undecided: dict[int, list[int]] = {}
+    decided: list[tuple[int, int, bool]] = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        data = read(log, offset)
+        for at, header in headers(data):
+            if header.is_control:
+                is_commit = read_marker(data, at).is_commit
+                decided += [(base, header.producer_id, is_commit) for base in undecided.pop(header.producer_id, [])]
+            elif header.is_transactional:
+                undecided.setdefault(header.producer_id, []).append(header.base_offset)
+            offset = header.next_offset
+    job = log.aborted_job(log.log_start_offset, log.log_end_offset)
+    transactions = [] if job is None else job()
+    for base, producer_id, is_commit in decided:
+        covering = [
+            each
+            for each in transactions
+            if each.producer_id == producer_id and each.first_offset <= base < each.last_offset
+        ]
+        assert len(covering) == (not is_commit)
+    open_ = open_transactions(log)
+    assert all((open_[producer_id] or 0) <= bases[0] for producer_id, bases in undecided.items())
+    first = min((base for bases in undecided.values() for base in bases), default=log.log_end_offset)
+    stable = log.last_stable_offset(log.log_end_offset)
+    assert stable <= first
+    assert stable == first or log.log_start_offset > 0, "only a deleted record may hold it back"
+
+
+def append_transactions(log: Log) -> None:
+    run_transactions(log, 14)
+    sync(log)
+
+
+def truncate(log: Log) -> None:
+    log.truncate_to(40)
+    append_transactions(log)
+
+
+def delete(log: Log) -> None:
+    log.increment_log_start(40).run()
+    append_transactions(log)
+
+
+def set_aside(log: Log) -> None:
+    log.set_aside_from(40, "/data", NOW_MS)
+    append_transactions(log)
+
+
+def close(log: Log) -> None:
+    log.close()
+
+
+@pytest.mark.parametrize("power_is_lost", [False, True])
+@pytest.mark.parametrize("story", [append_transactions, truncate, delete, set_aside, close])
+def test_a_crash_at_any_step_changes_no_decision(story: Callable[[Log], None], power_is_lost: bool) -> None:
+    steps = 0
+    while True:
+        disk = FaultyDisk()
+        log = reopen(disk)
+        run_transactions(log, 26)
+        disk.crash_at = disk.steps + steps
+        try:
+            story(log)
+            break
+        except Crash:
+            steps += 1
+        disk.power_loss(Random(steps)) if power_is_lost else disk.kill()
+        log = reopen(disk)
+        assert_decided_by_markers(log)
+        if steps % 3 == 0:
+            # The second process continues with the files of the first one.
+            append_transactions(log)
+            disk.power_loss(Random(steps)) if power_is_lost else disk.kill()
+            assert_decided_by_markers(reopen(disk))
+    assert steps > 3

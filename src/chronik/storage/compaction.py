@@ -3,7 +3,8 @@
 One pass reads the part of the log that was not compacted before (the dirty part) and notes the last offset of each key.
 Then it rewrites all closed segments up to there without the superseded records. Its memory is bounded: it ends early
 when it has noted enough keys, and the next pass continues from there. Small adjacent segments are merged. `cleaning`
-describes what happens to a batch. A pass ends before the first transaction that is not decided.
+describes what happens to a batch. A pass ends before the first transaction that is not decided. The new index of
+aborted transactions, which has those of the remaining batches, is written with the next checkpoint.
 
 A group of adjacent segments is compacted into one, under the first one's base offset. The files go through:
 
@@ -14,8 +15,7 @@ A group of adjacent segments is compacted into one, under the first one's base o
 
 The rename to .swap commits the replacement: the next open of the folder completes it. An error that passes does not
 stop the log: the replacement is then completed at once, or undone and repeated by the next pass.
-Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt. The index of aborted transactions
-has those of the remaining batches, as recovery would derive it.
+Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from errno import EINPROGRESS
 from typing import Final
 
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
-from chronik.storage.aborted import AbortedJob, AbortedTransaction, TransactionScan, encode_entries
+from chronik.storage.aborted import AbortedJob, AbortedTransaction, TransactionScan
 from chronik.storage.batches import ScannedBatch, read_all_batches
 from chronik.storage.cleaning import TransactionFilter, clean_batch, clean_marker, key_digest, raw_records
 from chronik.storage.config import LogConfig
@@ -228,11 +228,6 @@ class CompactionJob:
         for index in (out.offset_index, out.time_index):
             index.write()
             index.sync()
-        if group.aborted:
-            with closing(self.disk.open(out.aborted.path + ".cleaned", create=True)) as file:
-                file.truncate(0)
-                file.pwrite(encode_entries(group.aborted), 0)
-                file.datasync()
         group.size_bytes = out.size_bytes
 
     def _note_remaining(self, group: CompactedGroup, header: BatchHeader, batch: bytes | memoryview) -> None:

@@ -442,14 +442,15 @@ class Log:
 
     # -- transactions --------------------------------------------------------------------------------------------------
 
-    def last_stable_offset(self, high_watermark: int) -> int:
+    def last_stable_offset(self, high_watermark: int, visible_end: int | None = None) -> int:
         """Return the end of what read_committed consumers may read.
 
         It is the first offset of the earliest transaction that is open or whose marker is not below the watermark, or
-        the watermark if there is none.
+        `visible_end` if there is none (by default the watermark).
         """
+        end = high_watermark if visible_end is None else visible_end
         first = self.producers.transactions.first_unstable(high_watermark)
-        return high_watermark if first is None else min(high_watermark, max(first, self.log_start_offset))
+        return end if first is None else min(end, max(first, self.log_start_offset))
 
     def open_transactions(self) -> Iterator[tuple[int, ProducerState]]:
         """Yield the id and state of each producer with an open transaction, by the transaction's first offset."""
@@ -459,8 +460,8 @@ class Log:
         """Return a job for a thread that finds the aborted transactions that overlap [offset, upto_offset).
 
         None if there are none. Create it together with the read of the same range: compaction removes the entries of
-        transactions whose records it removes. Call or close the job: it holds files open. KAFKA_STORAGE_ERROR, here or
-        from the job, means that an index is damaged.
+        transactions whose records it removes. Call or close the job: it holds files open. Both this method and the job
+        may raise AbortedIndexDamaged.
         """
         if offset > self._last_aborted_offset or offset >= upto_offset:
             return None
@@ -852,10 +853,10 @@ class Log:
             base_offset = group.old[0].base_offset
             fresh = LogSegment(self.disk, self.folder, base_offset, group.size_bytes) if group.has_successor else None
             if fresh is not None:
-                fresh.aborted.adopt(group.aborted)
-            if group.aborted or any(segment.aborted.count for segment in group.old):
-                # Recovery compares the number of entries with the last checkpoint.
-                self._syncs.request_checkpoint(self.config.checkpoint_bytes)
+                fresh.aborted.reset(group.aborted)
+            if any(segment.aborted.count for segment in group.old):
+                # Until the next checkpoint, recovery would rebuild the index.
+                self._syncs.index_changed(group.old[0].aborted.path, self.config.checkpoint_bytes)
             self._segments.replace(group.old, fresh)
         if job.is_done:
             self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)

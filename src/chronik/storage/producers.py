@@ -144,6 +144,11 @@ class ProducerStates:
         state = self._states.get(producer_id)
         return state is not None and state.first_offset is not None and state.epoch == epoch
 
+    def has_marker(self, producer_id: int, epoch: int, from_offset: int) -> bool:
+        """Return whether a marker of this epoch is at `from_offset` or after it."""
+        state = self._states.get(producer_id)
+        return state is not None and state.epoch == epoch and state.marker_offset >= from_offset
+
     def check_verified(self, producer_id: int, epoch: int, verified_from: int) -> None:
         """Raise KafkaError if the producer's transaction has ended since it was verified.
 

@@ -256,8 +256,8 @@ class PendingFetch:
             partition: Partition | None = None
             try:
                 partition = self._require(key, requested)
-                visible_end = response.high_watermark = partition.visible_end_offset
-                response.last_stable_offset = partition.log.last_stable_offset(visible_end)
+                response.high_watermark = partition.visible_end_offset
+                response.last_stable_offset = partition.last_stable_offset
                 response.log_start_offset = partition.log_start_offset
                 if self._trace is not None:
                     self._trace.seen(len(responses) - 1, partition.high_watermark, partition.log_end_offset)

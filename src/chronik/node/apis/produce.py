@@ -12,7 +12,7 @@ Behaviour
 - A wait longer than the request's timeout ends with REQUEST_TIMED_OUT; the batch may still be committed.
 - A transactional batch needs a transactional id in the request (TRANSACTIONAL_ID_AUTHORIZATION_FAILED). The first batch
   of a transaction in a partition waits until the coordinator has confirmed the transaction (KIP-890); later batches of
-  the producer wait behind it. From version 12 on, the batch itself adds the partition to the transaction.
+  the producer wait for it. From version 12 on, the batch itself adds the partition to the transaction.
 - If the coordinator cannot answer, the error is NOT_ENOUGH_REPLICAS, which every client retries. Before version 12 this
   includes CONCURRENT_TRANSACTIONS. Before version 11, TRANSACTION_ABORTABLE is INVALID_TXN_STATE.
 Versions: 3 batch format 2 and transactional id, 5 log start offset, 7 zstd, 8 error messages, 9 flexible, 10 current
@@ -64,7 +64,7 @@ NOT_VERIFIED = frozenset(
         ErrorCode.not_coordinator,
     }
 )
-"""Errors of a coordinator that did not decide. Clients do not retry a batch after each of them, as Kafka knows."""
+"""Errors that decide nothing about the transaction. Not every client retries a batch after each of them."""
 TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
 
 

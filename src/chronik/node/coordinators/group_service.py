@@ -116,16 +116,23 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         """
         await self.topic.ensure_exists()
         index = self._authority(request.group_id).partition_of(request.group_id)
+        if not request.group_id or (index is None and self.partition_count):
+            raise KafkaError(ErrorCode.invalid_group_id, f"a group name of {len(request.group_id)} characters")
         partition = None if index is None else self._host.partitions.get((OFFSETS_TOPIC, index))
-        if index is None or partition is None or not request.group_id:
-            raise KafkaError(ErrorCode.invalid_group_id, "a group needs a name, which is not too long")
+        if index is None or partition is None:
+            raise KafkaError(ErrorCode.coordinator_not_available, f"{OFFSETS_TOPIC} was deleted")
         leader_epoch, verified_from = partition.leader_epoch, partition.log_end_offset
-        if not partition.log.producers.has_transaction(*producer):
+        is_verified = partition.log.producers.has_transaction(*producer)
+        while not is_verified:
+            verified_from = partition.log_end_offset
             error = await verify((OFFSETS_TOPIC, index))
             if error is not ErrorCode.none:
                 raise KafkaError(error, f"the transaction of producer {producer.producer_id} is not verified")
             if partition.leader_epoch != leader_epoch:
                 raise KafkaError(ErrorCode.not_coordinator, f"{OFFSETS_TOPIC}-{index} has a new leader")
+            # With version 2, the marker of the last transaction often arrives during the verification of the next one.
+            # The answer may be older than the marker: ask again.
+            is_verified = not partition.log.producers.has_marker(*producer, verified_from)
         values = await self._submit(
             request.group_id,
             lambda token, at: self._coordinator.commit_transactional(request, producer, verified_from, token, at),

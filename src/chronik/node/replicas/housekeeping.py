@@ -106,9 +106,7 @@ class Housekeeping:
 
     async def _compact(self, partition: Partition) -> None:
         log = partition.log
-        # Whether records of an open transaction will be aborted is not known yet.
-        stable_upto = min(partition.high_watermark, partition.last_stable_offset)
-        job = log.compaction_job(self._age_ms(), stable_upto)
+        job = log.compaction_job(self._age_ms(), partition.high_watermark)
         if job is None:
             return
         try:

@@ -345,8 +345,8 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset that is not visible to read_committed consumers: no transaction below it is open."""
-        return self.log.last_stable_offset(self.visible_end_offset)
+        """The first offset that is not visible to read_committed consumers: no transaction below it is undecided."""
+        return self.log.last_stable_offset(self.role.high_watermark, self.visible_end_offset)
 
     @property
     def is_settling(self) -> bool:

@@ -76,7 +76,7 @@ class Verifications:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def join(self, header: BatchHeader, adds: bool = False) -> Verification:
+    def join(self, header: BatchHeader, adds: bool) -> Verification:
         """Return the verification that the batch has to wait for, a new one if none is pending."""
         producer_id = header.producer_id
         pending = self._pending.get(producer_id)
@@ -133,13 +133,13 @@ class Verifications:
         pending = self._pending.get(producer_id)
         if pending is None:
             return
-        if pending.adds and pending.epoch == epoch:
-            pending.is_outdated = True
-        else:
+        if epoch > pending.epoch or (epoch == pending.epoch and not pending.adds):
             self._void(
                 producer_id,
                 KafkaError(ErrorCode.invalid_txn_state, f"the transaction of producer {producer_id} has ended"),
             )
+        else:
+            pending.is_outdated = True
 
     def end_all(self, error: KafkaError) -> None:
         """This node no longer leads, or leads in a new epoch: other leaders may have written markers."""
@@ -148,11 +148,13 @@ class Verifications:
 
     def finish(self, producer_id: int, verification: Verification, outcome: ErrorCode) -> None:
         """Resume the batches that wait, in order, with the coordinator's answer. None wait if it is void."""
-        # An answer that is sent may run the next request of its connection, whose batch then waits here too.
-        while verification.waiting:
-            verification.waiting.popleft()(verification, outcome)
-        if self._pending.get(producer_id) is verification:
-            del self._pending[producer_id]
+        try:
+            # An answer that is sent may run the next request of its connection, whose batch then waits here too.
+            while verification.waiting:
+                verification.waiting.popleft()(verification, outcome)
+        finally:
+            if self._pending.get(producer_id) is verification:
+                del self._pending[producer_id]
 
     def _void(self, producer_id: int, error: KafkaError) -> None:
         """End a verification early: its batches need not wait for the answer."""

@@ -88,7 +88,7 @@ class Verifier:
                 requested, queue[:] = list(queue), []
                 outcomes = await self._request(key, list({(p.topic, p.index): None for p, _ in requested}))
                 for partition, verification in requested:
-                    if verification.is_outdated:
+                    if verification.is_outdated and verification.void is None:
                         verification.is_outdated = False
                         queue.append((partition, verification))
                         continue
