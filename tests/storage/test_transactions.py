@@ -28,7 +28,7 @@ from tests.storage.helpers import (
     sync,
 )
 
-from chronik.storage.aborted import ENTRY, AbortedTransaction
+from chronik.storage.aborted import ENTRY, AbortedIndexDamaged, AbortedTransaction
 from chronik.storage.log import Log
 from chronik.storage.producers import PRODUCERS_MAX, ProducerStates
 from chronik.storage.scrubbing import SegmentScrub
@@ -551,10 +551,13 @@ def test_a_reader_gets_an_error_if_the_index_is_damaged(damage: Callable[[Faulty
     run_transactions(log, 42)
     damage(disk, index_paths(disk)[1])
     files = disk.open_files
-    with pytest.raises(KafkaError) as raised:
+    with pytest.raises(AbortedIndexDamaged) as raised:
         aborted(log)
     assert raised.value.code == ErrorCode.kafka_storage_error
     assert disk.open_files == files
+    scrub = scrubbed(log, raised.value.base_offset)
+    log.indexes_rebuilt(scrub, log.rebuild_indexes_job(scrub)())
+    assert aborted(log)
 
 
 @given(

@@ -43,6 +43,7 @@ class TransactionBroker(FakeBroker):
         self.markers_allowed.set()
         self.offsets_ended: list[tuple[int, int, int, bool]] = []
         self.next_producer_id = 1_000
+        self.producer_ids_error: KafkaError | None = None
         self.marker_writer = MarkerWriter(
             self.runtime, self, self.groups.is_loaded, lambda *marker: self.offsets_ended.append(marker)
         )
@@ -75,6 +76,8 @@ class TransactionBroker(FakeBroker):
         await super().stop()
 
     async def new_producer_id(self) -> int:
+        if self.producer_ids_error is not None:
+            raise self.producer_ids_error
         self.next_producer_id += 1
         return self.next_producer_id
 

@@ -43,6 +43,16 @@ async def test_every_producer_gets_an_id_of_its_own_and_uses_no_more_than_it_nee
 
 
 @with_transactions()
+async def test_clients_wait_while_the_controller_allocates_no_producer_ids(broker: TransactionBroker) -> None:
+    producer = await broker.begin(name="known")
+    broker.producer_ids_error = KafkaError(ErrorCode.request_timed_out, "no controller")
+    with pytest.raises(KafkaError) as refused:
+        await broker.transactions.init_producer("unknown", 60_000, None)
+    assert refused.value.code is ErrorCode.coordinator_load_in_progress
+    assert (await broker.begin(name="known")).producer_id == producer.producer_id
+
+
+@with_transactions()
 async def test_commit_is_answered_before_the_markers_are_written(broker: TransactionBroker) -> None:
     producer = await broker.begin(ORDERS, AUDIT)
     broker.markers_allowed.clear()

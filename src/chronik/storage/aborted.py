@@ -78,6 +78,15 @@ def decode_entries(data: bytes | bytearray) -> list[AbortedTransaction] | None:
     return entries
 
 
+class AbortedIndexDamaged(KafkaError):
+    """An index lacks entries or is damaged. A scrub of its segment rebuilds it."""
+
+    def __init__(self, path: str) -> None:
+        reason = f"{path} is damaged or missing: scrubbing the segment or reopening the log rebuilds it"
+        super().__init__(ErrorCode.kafka_storage_error, reason)
+        self.base_offset = int(path.rpartition("/")[2].removesuffix(SUFFIX))
+
+
 class AbortedView(NamedTuple):
     """An index at one moment: a thread reads it once, which closes the file."""
 
@@ -88,14 +97,14 @@ class AbortedView(NamedTuple):
     crc: int
 
     def read(self) -> list[AbortedTransaction]:
-        """Raises KAFKA_STORAGE_ERROR if the file does not have the expected entries."""
+        """Raises AbortedIndexDamaged if the file does not have the expected entries."""
         try:
             data = b"" if self.file is None else self.file.pread(0, self.written_count * ENTRY.size)
         finally:
             self.close()
         entries = decode_entries(data + self.unwritten)
         if entries is None or crc32c(data + self.unwritten) != self.crc:
-            raise _damaged(self.path)
+            raise AbortedIndexDamaged(self.path)
         return entries
 
     def close(self) -> None:
@@ -170,11 +179,11 @@ class AbortedIndex:
         return True
 
     def view(self) -> AbortedView:
-        """Return a view, which must be read or closed. Raises KAFKA_STORAGE_ERROR if the file is missing."""
+        """Return a view, which must be read or closed. Raises AbortedIndexDamaged if the file is missing."""
         try:
             file = self._disk.open(self.path) if self._written_count else None
         except FileNotFoundError:
-            raise _damaged(self.path) from None
+            raise AbortedIndexDamaged(self.path) from None
         return AbortedView(self.path, file, self._written_count, bytes(self._unwritten), self._crc)
 
     def load(self, summary: Summary) -> bool:
@@ -196,7 +205,7 @@ class AbortedIndex:
             return True
         try:
             entries = [entry for entry in self.view().read() if entry.last_offset <= last_offset]
-        except KafkaError:
+        except AbortedIndexDamaged:
             return False
         written, unwritten = self._written_count, self._unwritten
         self.adopt(entries)
@@ -235,11 +244,6 @@ class AbortedIndex:
         self._note(entries)
 
 
-def _damaged(path: str) -> KafkaError:
-    reason = f"{path} is damaged or missing: scrubbing the segment or reopening the log rebuilds it"
-    return KafkaError(ErrorCode.kafka_storage_error, reason)
-
-
 @dataclass(slots=True, eq=False)
 class AbortedJob:
     """Finds the aborted transactions that overlap [offset, upto_offset), in a thread. Call it once."""
@@ -249,7 +253,7 @@ class AbortedJob:
     upto_offset: int
 
     def __call__(self) -> list[AbortedTransaction]:
-        """Return them by first offset. Raises KAFKA_STORAGE_ERROR if an index is damaged."""
+        """Return them by first offset. Raises AbortedIndexDamaged."""
         try:
             entries = [entry for view in self.views for entry in view.read()]
         finally:

@@ -458,8 +458,8 @@ class Log:
         """Return a job for a thread that finds the aborted transactions that overlap [offset, upto_offset).
 
         None if there are none. Create it together with the read of the same range: compaction removes the entries of
-        transactions whose records it removes. Call or close the job: it holds files open. KAFKA_STORAGE_ERROR, here or
-        from the job, means that an index is damaged.
+        transactions whose records it removes. Call or close the job: it holds files open. Both this method and the job
+        may raise AbortedIndexDamaged.
         """
         if offset > self._last_aborted_offset or offset >= upto_offset:
             return None

@@ -182,7 +182,11 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         """Return an unused producer id if the next request may need it: it costs a call to the controller."""
         if not self._authority(transactional_id).needs_producer_id(transactional_id):
             return NO_PRODUCER_ID
-        return await self._next_producer_id()
+        try:
+            return await self._next_producer_id()
+        except KafkaError as error:
+            # As in Kafka: clients wait and retry. Some treat the controller's own errors as fatal.
+            raise KafkaError(ErrorCode.coordinator_load_in_progress, f"no producer id: {error}") from error
 
     async def _settled(self, transactional_id: str, submit: Callable[[], Awaitable[Values]]) -> Values:
         """Submit a request, and again if another transition was pending and ends soon."""
