@@ -84,7 +84,7 @@ class MemoryLog:
 
 
 class FakeTransactions:
-    """The coordinators of all transactions: each call gets the same answer, once it `may_answer`."""
+    """The coordinators of all transactions: each call gets the `answer` of its time, once it `may_answer`."""
 
     def __init__(self) -> None:
         self.answer = ErrorCode.none
@@ -102,8 +102,9 @@ class FakeTransactions:
     ) -> dict[TopicPartition, ErrorCode]:
         producer = Producer(producer_id, producer_epoch)
         self.calls += [(transactional_id, producer, partition, adds) for partition in partitions]
+        answer = self.answer
         await self.may_answer.wait()
-        return dict.fromkeys(partitions, self.answer)
+        return dict.fromkeys(partitions, answer)
 
 
 class FakeMetadata:
