@@ -44,7 +44,7 @@ demo: $(RUN_STAMP) bytecode ## the whole story on one machine, on free ports
 	@$(BIN)/chronik demo
 
 test: check $(TOOLS_STAMP) bytecode ## check, then the whole suite, with real clients
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-quick: check bytecode ## check, then the tests of the pure packages, storage and the client: about 90 seconds
 	@$(BIN)/python -m pytest -q -n $(JOBS) $(QUICK) $(PYTEST_ARGS)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +26,10 @@ StartNode: TypeAlias = Callable[..., Node]
 NODES = pytest.StashKey[list[Node]]()
 
 
+LONG = ("spark", "cluster", "faults", "cli", "sim")
+"""Folders of tests with long files."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: a long fuzz or crash run, only in `make soak`")
     if not config.option.markexpr:
@@ -37,6 +42,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background jobs ignore SIGINT. Child processes would too, and some tests stop commands with Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the long files first, those of different folders in turn, if several workers share the tests.
+
+    So the workers end at about the same time, and not all of them run Spark at once.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    long = [[path for path in files if path.parent.name == folder] for folder in LONG]
+    first = [path for turn in zip_longest(*long) for path in turn if path is not None]
+    order = dict.fromkeys([*first, *files])
+    items[:] = [item for path in order for item in files[path]]
 
 
 @pytest.hookimpl(wrapper=True)

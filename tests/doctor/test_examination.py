@@ -44,9 +44,11 @@ async def test_a_healthy_topic_is_healthy_and_a_note_states_the_missing_sources(
 
 
 async def test_unknown_topics_groups_and_brokers_are_errors(tmp_path: Path) -> None:
-    async with LocalNodes(tmp_path) as nodes:
+    async with LocalNodes(tmp_path, offsets_topic_partitions=1) as nodes:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
+        # The examination does not wait long for a coordinator.
+        await brokers[0].groups.topic.ensure_exists()
         with pytest.raises(KafkaError) as topic:
             await diagnose(bootstrap(nodes), "missing", seconds=1)
         assert topic.value.code is ErrorCode.unknown_topic_or_partition

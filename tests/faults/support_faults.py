@@ -42,7 +42,9 @@ OWN_S_MAX, ELSEWHERE_S_MAX = 10.0, 3.0
 
 
 def leader(injector: FaultInjector, workload: Workload) -> list[int]:
-    return injector.chance.sample(injector.leaders(workload), 1)
+    """Choose one, or none if the other faults of a mix have stopped every node."""
+    leaders = injector.leaders(workload)
+    return injector.chance.sample(leaders, min(1, len(leaders)))
 
 
 def controller(injector: FaultInjector, workload: Workload) -> list[int]:
@@ -196,6 +198,10 @@ def sick_disk(kind: str, what: str, sicken: Callable[[Nodes, int], None]) -> Fau
     @contextmanager
     def sick(injector: FaultInjector, workload: Workload) -> Iterator[None]:
         nodes = injector.controller() if injector.chance.random() < 0.5 else injector.leaders(workload)
+        if not nodes:
+            injector.note(f"no node is left whose disk {what}")
+            yield
+            return
         victim = injector.chance.choice(nodes)
         injector.may_end_by_itself.add(victim)
         injector.note(f"disk of {victim} {what}")
