@@ -16,6 +16,7 @@ not match. When the log is opened, and when the segment is scrubbed, a missing o
 batches.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 ENTRY: Final = Struct(">hqqqq")
 VERSION: Final = 0
 SUFFIX: Final = ".txnindex"
+OFFSET_MAX: Final = (1 << 63) - 1
 UNWRITTEN_ENTRIES_MAX: Final = 128
 """How many entries accumulate before they are written."""
 
@@ -96,15 +98,27 @@ class AbortedView(NamedTuple):
     unwritten: bytes
     crc: int
 
-    def read(self) -> list[AbortedTransaction]:
-        """Raises AbortedIndexDamaged if the file does not have the expected entries."""
+    def read(self, offset: int = 0, upto_offset: int = OFFSET_MAX) -> list[AbortedTransaction]:
+        """Return the entries that may overlap [offset, upto_offset); decode only those, as there may be many.
+
+        Raises AbortedIndexDamaged if the file does not have the expected entries.
+        """
         try:
             data = b"" if self.file is None else self.file.pread(0, self.written_count * ENTRY.size)
         finally:
             self.close()
-        entries = decode_entries(data + self.unwritten)
-        if entries is None or crc32c(data + self.unwritten) != self.crc:
+        data += self.unwritten
+        if len(data) % ENTRY.size or crc32c(data) != self.crc:
             raise AbortedIndexDamaged(self.path)
+        count = len(data) // ENTRY.size
+        # By the offset of the marker, which is the column that increases.
+        first = bisect_left(range(count), offset, key=lambda at: ENTRY.unpack_from(data, at * ENTRY.size)[3])
+        entries: list[AbortedTransaction] = []
+        for at in range(first, count):
+            _, *numbers = ENTRY.unpack_from(data, at * ENTRY.size)
+            entries.append(AbortedTransaction(*numbers))
+            if entries[-1].last_stable_offset >= upto_offset:
+                break
         return entries
 
     def close(self) -> None:
@@ -255,7 +269,7 @@ class AbortedJob:
     def __call__(self) -> list[AbortedTransaction]:
         """Return them by first offset. Raises AbortedIndexDamaged."""
         try:
-            entries = [entry for view in self.views for entry in view.read()]
+            entries = [entry for view in self.views for entry in view.read(self.offset, self.upto_offset)]
         finally:
             self.close()
         offset, upto_offset = self.offset, self.upto_offset

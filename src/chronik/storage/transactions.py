@@ -74,7 +74,10 @@ class OpenTransactions:
                 self._ended.append(ended[-1])
 
     def first_unstable(self, high_watermark: int) -> int | None:
-        """Return the first offset of the earliest transaction whose marker is missing or not below the watermark."""
+        """Return the first offset of the earliest transaction whose marker is missing or not below the watermark.
+
+        `high_watermark` must be the real one: this forgets the transactions whose markers are below it.
+        """
         ended = self._ended
         if not ended and not self._open:
             # Almost always: every fetch comes here.

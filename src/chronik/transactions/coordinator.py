@@ -82,7 +82,7 @@ class _Transactional:
     `pending` is the value that is being appended: until its outcome is known, no other transition may begin.
     """
 
-    __slots__ = ("cause", "current", "deadline_ms", "id", "last_epoch", "partition", "pending", "unmarked")
+    __slots__ = ("cause", "current", "deadline_ms", "id", "last_epoch", "partition", "pending", "timer_ms", "unmarked")
 
     def __init__(self, transactional_id: str, partition: int, current: TransactionMetadata) -> None:
         self.id = transactional_id
@@ -95,6 +95,8 @@ class _Transactional:
         """The partitions of a prepared transaction whose marker is not written yet."""
         self.cause: Cause = "client"
         self.deadline_ms: int | None = None
+        self.timer_ms: int | None = None
+        """The time of the id's entry in the timer heap: one for each id, however many transactions it has."""
 
     def will_have(self, producer_id: int) -> bool:
         """Whether the client has this producer id already, but the transaction of the old one is not complete."""
@@ -193,6 +195,8 @@ class TransactionCoordinator:
 
     def unload(self, partition: int, at: Moment) -> list[Action]:
         """Drop the ids of a partition that another node now leads; waiting clients get NOT_COORDINATOR."""
+        if partition not in self._epochs and partition not in self._loading:
+            return []  # Every leader change unloads: do not search all ids in vain.
         self._loading.pop(partition, None)
         self._epochs.pop(partition, None)
         for transactional_id in [each.id for each in self._ids.values() if each.partition == partition]:
@@ -459,7 +463,8 @@ class TransactionCoordinator:
             if error is ErrorCode.none:
                 known.last_epoch = NO_EPOCH
                 self._decided(known, cause, actions, at)
-            elif error is not ErrorCode.not_coordinator:
+            else:
+                # Also after NOT_COORDINATOR: a lease gap or a hand-over that fails ends without a new leader epoch.
                 self._set_deadline(known, at.now_ms + APPEND_RETRY_MS)
             if reply is not None:
                 actions.append(reply(ErrorCode.concurrent_transactions if error is ErrorCode.none else error))
@@ -510,7 +515,7 @@ class TransactionCoordinator:
 
     def _complete(self, known: _Transactional, actions: list[Action], at: Moment) -> None:
         def done(error: ErrorCode, actions: list[Action], at: Moment) -> None:
-            if error not in (ErrorCode.none, ErrorCode.not_coordinator):
+            if error is not ErrorCode.none:
                 self._set_deadline(known, at.now_ms + APPEND_RETRY_MS)
 
         self._append(known, known.current.completed(at.wall_ms), done, actions)
@@ -573,8 +578,10 @@ class TransactionCoordinator:
 
     def _set_deadline(self, known: _Transactional, deadline_ms: int) -> None:
         known.deadline_ms = deadline_ms
-        self._timer_count += 1
-        heapq.heappush(self._timers, (deadline_ms, self._timer_count, known.id))
+        if known.timer_ms is None or deadline_ms < known.timer_ms:
+            known.timer_ms = deadline_ms
+            self._timer_count += 1
+            heapq.heappush(self._timers, (deadline_ms, self._timer_count, known.id))
 
     def next_deadline_ms(self) -> int | None:
         return self._timers[0][0] if self._timers else None
@@ -585,8 +592,14 @@ class TransactionCoordinator:
         while self._timers and self._timers[0][0] <= at.now_ms:
             deadline_ms, _, transactional_id = heapq.heappop(self._timers)
             known = self._ids.get(transactional_id)
-            if known is None or known.deadline_ms != deadline_ms:
-                continue  # The transaction ended, or has a later deadline.
+            if known is None or known.timer_ms != deadline_ms:
+                continue
+            known.timer_ms = None
+            if known.deadline_ms is None:
+                continue  # The transaction ended.
+            if known.deadline_ms > at.now_ms:
+                self._set_deadline(known, known.deadline_ms)
+                continue
             if known.pending is not None:
                 self._set_deadline(known, at.now_ms + APPEND_RETRY_MS)
                 continue

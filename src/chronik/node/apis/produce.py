@@ -62,6 +62,7 @@ NOT_VERIFIED = frozenset(
         ErrorCode.coordinator_load_in_progress,
         ErrorCode.coordinator_not_available,
         ErrorCode.not_coordinator,
+        ErrorCode.operation_not_attempted,
     }
 )
 """Errors that decide nothing about the transaction. Not every client retries a batch after each of them."""

@@ -237,6 +237,9 @@ class CoordinatorTopic:
         partition = self._host.partitions.get((self.name, index))
         if partition is None:
             raise KafkaError(ErrorCode.not_leader_or_follower, f"{self.name}-{index} is not open here")
+        if not partition.leads:
+            # Metadata names this node, but its replica is not fit to lead yet, or the lease has ended.
+            raise KafkaError(ErrorCode.not_leader_or_follower, f"{self.name}-{index} is not led here under a lease")
         # Only the coordinator writes here, and only after loading: nothing is missed beyond the current end. Markers of
         # transactions are the exception: the groups' coordinator learns of those that are written while it loads.
         end_offset = partition.log_end_offset

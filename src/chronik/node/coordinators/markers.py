@@ -234,6 +234,9 @@ class MarkerSender:
             }
         except ClientError as error:
             failure = str(error)
+        except Exception as error:
+            self._log.exception("markers_failed", peer=node_id, error=repr(error))
+            failure = repr(error)
         finally:
             leader.request_count -= 1
         for pending in batch:

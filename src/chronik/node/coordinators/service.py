@@ -189,6 +189,7 @@ class CoordinatorService(ABC, Generic[M]):
     def _resume(self) -> None:
         self._is_suspended = False
         self._without_lease_s += self._loop.time() - self._leased_s
+        self._set_timer()
 
     def _suspend(self) -> None:
         """The lease has ended: make waiting requests look for another coordinator, and let no timeout pass."""

@@ -629,11 +629,16 @@ class PartitionHost:
     async def append_marker(self, topic: str, index: int, marker: TransactionMarker, timeout_s: float) -> int:
         """Append the marker of a transaction, wait until it is committed, and return its offset.
 
-        INVALID_PRODUCER_EPOCH and TRANSACTION_COORDINATOR_FENCED mean that the marker is obsolete.
+        INVALID_PRODUCER_EPOCH and TRANSACTION_COORDINATOR_FENCED mean that the marker is obsolete. After a change of
+        the leader epoch, another leader may have committed it and begun the next transaction: NOT_LEADER_OR_FOLLOWER.
         """
-        return await self._append_and_commit(
+        leader_epoch = self.require_leader(topic, index).leader_epoch
+        offset = await self._append_and_commit(
             topic, index, lambda partition: partition.append_marker(marker, self._runtime.env.wall_ms()), timeout_s
         )
+        if self.require_leader(topic, index).leader_epoch != leader_epoch:
+            raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} has a new leader epoch")
+        return offset
 
     async def _append_and_commit(
         self, topic: str, index: int, append: Callable[[Partition], Appended], timeout_s: float
