@@ -61,7 +61,7 @@ def test_restore_metadata_does_not_overwrite_existing_metadata(tmp_path: Path) -
     store.close()
     refused = restore(first, second)
     assert refused.code == 2
-    assert f"{second}/metadata.db has metadata: start the nodes that have it" in refused.error_line
+    assert f"{second}/metadata.db has metadata or cannot be read: start the nodes that have it" in refused.error_line
     assert not (first / "metadata.db").exists()
 
 

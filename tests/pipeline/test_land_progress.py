@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -63,8 +63,16 @@ def test_a_landing_waits_for_the_jvm_of_a_killed_driver_to_exit(tmp_path: Path) 
     )
     subprocess.run([sys.executable, "-c", driver], check=False)
 
-    Timer(0.3, jvm.kill).start()
+    is_killed = Event()
+
+    def kill() -> None:
+        is_killed.set()
+        jvm.kill()
+
+    Timer(0.3, kill).start()
     with claim(str(tmp_path)):
-        assert jvm.poll() == -signal.SIGKILL
+        assert is_killed.is_set()
+        # It has exited, but may not be ready to be waited for.
+        assert jvm.wait(10) == -signal.SIGKILL
     assert jvm.stdin is not None
     jvm.stdin.close()

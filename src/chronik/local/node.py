@@ -71,7 +71,11 @@ class LocalNode:
     def cluster_view(self) -> dict[str, Any] | None:
         """Return this node's view of its cluster (`/api/cluster`), or None if it does not answer."""
         status, body = self.get("/api/cluster")
-        return json.loads(body) if status == http.client.OK else None
+        try:
+            view = json.loads(body) if status == http.client.OK else None
+        except ValueError:
+            return None  # another server has the port
+        return view if isinstance(view, dict) else None
 
     @property
     def is_hanging(self) -> bool:
