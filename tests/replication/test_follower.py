@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from chronik.replication.follower import (
+    PAUSE_MS_MAX,
     Append,
     Decision,
     EpochEnd,
@@ -143,3 +144,47 @@ def test_each_truncation_offset_is_below_the_fetch_offset() -> None:
     assert truncation_offset(EpochEnd(3, 25), EpochEnd(3, 30)) == 25
     assert truncation_offset(EpochEnd(2, 40), EpochEnd(1, 20)) == 20
     assert truncation_offset(EpochEnd(0, 7), EpochEnd(-1, -1)) == 7
+
+
+# -- transactions that the leader's compaction may have decided --------------------------------------------------------
+
+
+def undecided(own: LocalLog, first_offset: int | None, *, is_dispensable: bool = True) -> LocalLog:
+    return own._replace(undecided_from=first_offset, is_dispensable=is_dispensable)
+
+
+def test_a_follower_fetches_an_undecided_transaction_again_if_its_marker_may_be_missing() -> None:
+    own = undecided(local_log([(3, 0)], 10), 4)
+    expected = Truncate(4, below_watermark=False, fetches_again=True)
+    assert answered(follower_at(8), own, FetchedBatch(12, 13, 3)) == expected
+    assert answered(follower_at(8), own, FetchedBatch(10, 12, 3), FetchedBatch(13, 14, 3)) == expected
+    # Without a gap, nothing is missing.
+    assert answered(follower_at(8), own, FetchedBatch(10, 12, 3), FetchedBatch(12, 14, 3)) == Append()
+    assert answered(follower_at(8), undecided(own, None), FetchedBatch(12, 13, 3)) == Append()
+
+
+def test_a_replica_that_others_rely_on_truncates_nothing_because_of_a_gap() -> None:
+    own = undecided(local_log([(3, 0)], 10), 4, is_dispensable=False)
+    assert isinstance(answered(follower_at(8), own, FetchedBatch(12, 13, 3)), FetchAgain)
+
+
+def test_a_transaction_that_was_fetched_again_is_not_fetched_a_third_time() -> None:
+    follower = follower_at(8)
+    own = undecided(local_log([(3, 0)], 10), 4)
+    assert isinstance(answered(follower, own, FetchedBatch(12, 13, 3)), Truncate)
+    follower.truncated(4)
+    # A small response has the transaction's first batch only; its marker is after the gap.
+    assert answered(follower, undecided(local_log([(3, 0)], 4), None), FetchedBatch(4, 5, 3)) == Append()
+    again = undecided(local_log([(3, 0)], 5), 4)
+    assert answered(follower, again, FetchedBatch(12, 13, 3), received_ms=PAUSE_MS_MAX) == Append()
+
+
+def test_a_pause_puts_transactions_in_doubt_even_if_responses_arrive_that_cannot_be_appended() -> None:
+    follower = follower_at(8)
+    assert answered(follower, undecided(local_log([(3, 0)], 4), None), FetchedBatch(4, 10, 3)) == Append()
+    own = undecided(local_log([(3, 0)], 10), 4)
+    for received_ms in (0, PAUSE_MS_MAX):
+        # The disk is full.
+        assert answered(follower, own, FetchedBatch(10, 11, 3), received_ms=received_ms) == Append()
+    decision = answered(follower, own, FetchedBatch(12, 13, 3), received_ms=PAUSE_MS_MAX + 1)
+    assert decision == Truncate(4, below_watermark=False, fetches_again=True)

@@ -8,6 +8,8 @@ from typing import Final, NamedTuple, TypeAlias
 NO_EPOCH: Final = -1
 NO_LEADER: Final = -1
 UNDEFINED: Final = -1
+PAUSE_MS_MAX: Final = 60_000
+"""A follower that takes longer from one append to the next one may have missed what compaction removed since."""
 
 
 class EpochEnd(NamedTuple):
@@ -25,6 +27,10 @@ class LocalLog(NamedTuple):
     last_epoch: int
     """The epoch of its last record; -1 if it has none."""
     end_offset_for_epoch: Callable[[int], tuple[int, int]]
+    undecided_from: int | None = None
+    """The first offset of the earliest transaction without a marker."""
+    is_dispensable: bool = True
+    """Whether the replica is neither in sync nor eligible: no record depends on it."""
 
 
 class FetchedBatch(NamedTuple):
@@ -43,6 +49,7 @@ class LeaderAnswer(NamedTuple):
     batches: Sequence[FetchedBatch] = ()
     diverging_epoch: EpochEnd | None = None
     is_out_of_range: bool = False
+    received_ms: int = 0
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
@@ -59,11 +66,13 @@ class NoData(NamedTuple):
 class Truncate(NamedTuple):
     """Drop everything from `offset` on: the leader's log does not have it.
 
-    `below_watermark` means that committed records are lost, which an unclean election has accepted.
+    `below_watermark` means that committed records are lost, which an unclean election has accepted. `fetches_again`
+    means that the leader has everything that is committed, and only compaction made the logs differ.
     """
 
     offset: int
     below_watermark: bool
+    fetches_again: bool = False
 
 
 class Refuse(NamedTuple):
@@ -97,7 +106,16 @@ class PartitionFollower:
     clock or touches a file.
     """
 
-    __slots__ = ("_leaders_watermark", "_unclean_epoch", "high_watermark", "leader_epoch", "leader_id")
+    __slots__ = (
+        "_end",
+        "_end_ms",
+        "_fetched_from",
+        "_leaders_watermark",
+        "_unclean_epoch",
+        "high_watermark",
+        "leader_epoch",
+        "leader_id",
+    )
 
     def __init__(self, leader_id: int, leader_epoch: int, high_watermark: int, unclean_epoch: int = NO_EPOCH) -> None:
         """`unclean_epoch` is the leader epoch of the last election that accepted the loss of committed records."""
@@ -106,6 +124,11 @@ class PartitionFollower:
         self.high_watermark = high_watermark
         self._unclean_epoch = unclean_epoch
         self._leaders_watermark = high_watermark
+        self._end = UNDEFINED
+        self._end_ms = -PAUSE_MS_MAX - 1
+        """The log's end, and when a response first found it there."""
+        self._fetched_from = 0
+        """Everything from here on was fetched from this leader without a long pause."""
 
     def acknowledge_durable(self, end: int) -> bool:
         """Note that this node's durable end is now `end`; return whether the watermark rose."""
@@ -124,6 +147,7 @@ class PartitionFollower:
     def truncated(self, log_end_offset: int) -> None:
         self.high_watermark = min(self.high_watermark, log_end_offset)
         self._leaders_watermark = min(self._leaders_watermark, self.high_watermark)
+        self._fetched_from = min(self._fetched_from, log_end_offset)
 
     def started_over(self, decision: StartOver) -> None:
         """Note that the log restarted at the leader's log start: everything below was committed."""
@@ -134,6 +158,7 @@ class PartitionFollower:
         if (answer.fetch_offset, answer.last_fetched_epoch) != (own.log_end_offset, own.last_epoch):
             # The two together identify the log: a late response is useless, and must do no harm.
             return FetchAgain(f"the fetch was from {answer.fetch_offset}, the log ends at {own.log_end_offset}")
+        self._note_progress(own.log_end_offset, answer.received_ms)
         if answer.is_out_of_range:
             return self._out_of_range(answer, own)
         if answer.diverging_epoch is not None:
@@ -148,6 +173,12 @@ class PartitionFollower:
         if not answer.batches:
             return NoData()
         return self._records(answer.batches, own)
+
+    def _note_progress(self, end: int, now_ms: int) -> None:
+        if now_ms - self._end_ms > PAUSE_MS_MAX:
+            self._fetched_from = end
+        if end != self._end:
+            self._end, self._end_ms = end, now_ms
 
     def _out_of_range(self, answer: LeaderAnswer, own: LocalLog) -> Decision:
         start = answer.log_start_offset
@@ -164,7 +195,23 @@ class PartitionFollower:
                 start_over = StartOver(first.base_offset, batches[-1].next_offset)
                 return self._continues(batches, first.base_offset, NO_EPOCH) or start_over
             return FetchAgain(f"a batch at {first.base_offset} does not continue a log to {own.log_end_offset}")
-        return self._continues(batches, own.log_end_offset, own.last_epoch) or Append()
+        refusal = self._continues(batches, own.log_end_offset, own.last_epoch)
+        return refusal or self._missed_markers(batches, own) or Append()
+
+    def _missed_markers(self, batches: Sequence[FetchedBatch], own: LocalLog) -> Decision | None:
+        """Return how to find out about undecided transactions whose markers may be missing in these batches.
+
+        Compaction leaves a gap where it removes a marker. The leader keeps a marker as long as a batch of its
+        transaction remains, and some time after that (delete.retention.ms). So only transactions that began before a
+        pause are in doubt: if a batch of one is fetched again, its marker follows.
+        """
+        undecided = own.undecided_from
+        if undecided is None or undecided >= self._fetched_from or not _has_gap(batches, own.log_end_offset):
+            return None
+        if own.is_dispensable:
+            return Truncate(undecided, below_watermark=False, fetches_again=True)
+        # The watermark is not above this log's end, and compaction ends below it: this node's metadata are old.
+        return FetchAgain(f"the leader lacks offsets after {own.log_end_offset}, and a transaction is undecided here")
 
     def _continues(self, batches: Sequence[FetchedBatch], offset: int, epoch: int) -> FetchAgain | None:
         """Check that offsets and epochs increase, and that no epoch is newer than the leader's."""
@@ -178,6 +225,15 @@ class PartitionFollower:
                 )
             offset, epoch = batch.next_offset, batch.leader_epoch
         return None
+
+
+def _has_gap(batches: Sequence[FetchedBatch], offset: int) -> bool:
+    """Return whether the batches leave out an offset from `offset` on."""
+    for batch in batches:
+        if batch.base_offset > offset:
+            return True
+        offset = batch.next_offset
+    return False
 
 
 # -- divergence --------------------------------------------------------------------------------------------------------

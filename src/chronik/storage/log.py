@@ -456,6 +456,12 @@ class Log:
         """Yield the id and state of each producer with an open transaction, by the transaction's first offset."""
         return self.producers.open_transactions()
 
+    @property
+    def undecided_from(self) -> int | None:
+        """The first offset of the earliest open transaction, None if there is none."""
+        first = next(self.producers.transactions.first_offsets(), None)
+        return None if first is None else max(first, self.log_start_offset)
+
     def aborted_job(self, offset: int, upto_offset: int) -> AbortedJob | None:
         """Return a job for a thread that finds the aborted transactions that overlap [offset, upto_offset).
 

@@ -230,6 +230,4 @@ def _is_loss_accepted(partition: Partition) -> bool:
 
 def _is_out(partition: Partition) -> bool:
     """Whether this node has applied the metadata that makes its replica neither in sync nor eligible."""
-    image = partition.image
-    is_out = image is not None and partition.node_id not in (*image.isr, *image.eligible)
-    return is_out and partition.leader is None
+    return partition.is_dispensable and partition.leader is None

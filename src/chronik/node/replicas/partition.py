@@ -315,6 +315,12 @@ class Partition:
     def in_sync_replicas(self) -> tuple[int, ...]:
         return () if self.image is None else self.image.isr
 
+    @property
+    def is_dispensable(self) -> bool:
+        """Whether the metadata counts this replica neither in sync nor eligible: no record depends on it."""
+        image = self.image
+        return image is not None and self.node_id not in (*image.isr, *image.eligible)
+
     def is_fit_to_lead(self, image: PartitionImage) -> bool:
         """Whether this node's log may become the reference for the other replicas.
 

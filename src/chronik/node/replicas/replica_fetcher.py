@@ -326,9 +326,17 @@ class ReplicaFetcher:
             [FetchedBatch(h.base_offset, h.next_offset, h.partition_leader_epoch) for _, h in batches],
             None if diverging is None else EpochEnd(*diverging),
             is_out_of_range=bool(response.error_code),
+            received_ms=self._runtime.env.wall_ms(),
         )
         log = partition.log
-        own = LocalLog(log.log_start_offset, log.log_end_offset, partition.last_epoch, log.end_offset_for_epoch)
+        own = LocalLog(
+            log.log_start_offset,
+            log.log_end_offset,
+            partition.last_epoch,
+            log.end_offset_for_epoch,
+            log.undecided_from,
+            partition.is_dispensable,
+        )
         match followed.role.decide(answer, own):
             case Append():
                 partition.append_fetched(records, batches, self._runtime.env.wall_ms())

@@ -37,6 +37,8 @@ HEARD_S_MAX = 0.5
 TRANSFER_INTERVAL_S = 0.5
 HAND_OVER_S_MAX = 1.0
 """How long a leader stops accepting records while its successor catches up."""
+FETCHED_AGAIN = "a transaction is undecided here, and compaction may have removed its marker at the leader"
+SET_ASIDE = "damaged segments were set aside"
 
 IsrMembers: TypeAlias = tuple[tuple[int, int], ...]
 """Broker ids with their broker epochs, -1 if unknown."""
@@ -359,11 +361,12 @@ class Replication:
             return False
         self._log_truncation(partition, role, decision)
         image = partition.image
+        fetches_again = isinstance(decision, Truncate) and decision.fetches_again
         # Records from before an unclean election may have been acknowledged, even if this replica does not know it.
         is_given_up = image is not None and log.epoch_of(min(offset, before - 1)) < image.unclean_epoch
-        keeps = decision.below_watermark or is_given_up
+        keeps = not fetches_again and (decision.below_watermark or is_given_up)
         is_done = False
-        lost = [] if isinstance(decision, StartOver) else log.producers.first_from(offset)
+        lost = [] if fetches_again or isinstance(decision, StartOver) else log.producers.first_from(offset)
         try:
             # Before the truncation: otherwise, after a crash, the missing end would look like damage.
             await self._checkpoints.lower(partition, 0 if keeps else min(offset, before))
@@ -388,7 +391,7 @@ class Replication:
         else:
             role.truncated(log.log_end_offset)
             # Not the log's end: a set-aside removes whole segments, and the leader has the records below `offset`.
-            partition.truncation_ended(offset, lost)
+            partition.truncation_ended(offset, lost, _unknown(FETCHED_AGAIN) if fetches_again else None)
         return is_done
 
     def _truncate_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> list[str]:
@@ -416,6 +419,7 @@ class Replication:
             leader=role.leader_id,
             leader_epoch=role.leader_epoch,
             starts_over=isinstance(decision, StartOver),
+            reason=FETCHED_AGAIN if isinstance(decision, Truncate) and decision.fetches_again else "",
         )
 
     # -- damage --------------------------------------------------------------------------------------------------------
@@ -449,12 +453,14 @@ class Replication:
             role.truncated(log.log_end_offset)
             return tuple(folders)
         finally:
-            reason = "damaged segments were set aside; the records may still be committed"
-            unknown = KafkaError(ErrorCode.request_timed_out, reason)
-            partition.truncation_ended(log.log_end_offset, error=unknown)
+            partition.truncation_ended(log.log_end_offset, error=_unknown(SET_ASIDE))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work, name="replication")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _unknown(reason: str) -> KafkaError:
+    return KafkaError(ErrorCode.request_timed_out, f"{reason}; the records may still be committed")
