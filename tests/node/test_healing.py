@@ -22,10 +22,10 @@ from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.housekeeping import Housekeeping
 from chronik.node.replicas.scrubber import Scrubber
 from chronik.storage import log as log_module
-from chronik.storage.compaction import SwapUnfinished
+from chronik.storage.compaction import CompactionJob, SwapUnfinished
 from chronik.storage.disk import StorageError
 from chronik.storage.log import Log
-from chronik.wire.batch import HEADER_BYTES, read_batch_header
+from chronik.wire.batch import HEADER_BYTES, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode
 
 SMALL_SEGMENTS = {"segment.bytes": "2000", "min.insync.replicas": "2"}
@@ -153,6 +153,83 @@ async def test_a_wrong_index_is_rebuilt_while_the_replica_stays_in_sync(cluster:
     assert index.read_bytes() == before
     assert cluster.losses == [] and cluster.state.isr == (1, 2, 3)
     assert node.metrics.damages_found["scrub"] == 1 and node.metrics.replicas_healed == 0
+
+
+def transactional(sequence: int, value: bytes, producer_id: int = 7) -> bytes:
+    return encode_batch(
+        [(b"k", value, (), 1)],
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=sequence,
+        is_transactional=True,
+    )
+
+
+async def with_damaged_index(cluster: Cluster) -> Path:
+    """Abort a transaction, and damage the index that has it, in the active segment of the leader."""
+    node = cluster[1]
+    await node.produce_request(transactional(0, b"aborted"))
+    await node.end_transaction(7, 0, is_commit=False)
+    await node.produce(b"x" * 100)
+    log = node.partition.log
+    assert log.write_aborted()
+    path = cluster.path / "node-1" / "logs" / f"{TOPIC}-0" / f"{0:020d}.txnindex"
+    path.write_bytes(b"\7" + path.read_bytes()[1:])
+    return path
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+@on_cluster(configs=SMALL_SEGMENTS)
+async def test_a_damaged_index_that_a_reader_finds_is_rebuilt_at_once(cluster: Cluster, is_missing: bool) -> None:
+    node = cluster[1]
+    path = await with_damaged_index(cluster)
+    if is_missing:
+        path.unlink()
+    scrub = scrubber(node, interval_ms=0)
+    scrub.start()
+    first = await node.consume(0, isolation_level=1)
+    assert first.error_code == ErrorCode.kafka_storage_error and not len(first.records)
+    await until(lambda: damages(node))
+    response = await node.consume(0, isolation_level=1)
+    assert response.error_code == 0 and b"aborted" in bytes(response.records)
+    assert response.aborted_transactions == [(7, 0)]
+    assert [(damage.how, damage.state) for damage in damages(node)] == [("scrub", "healed")]
+    await scrub.stop()
+    assert cluster.state.leader == 1 and cluster.losses == []
+
+
+@on_cluster(configs={**SMALL_SEGMENTS, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+async def test_compaction_has_a_damaged_index_rebuilt(cluster: Cluster) -> None:
+    node = cluster[1]
+    await with_damaged_index(cluster)
+    node.partition.log.roll(1)
+    await until(lambda: is_caught_up(cluster))
+    scrub = scrubber(node, interval_ms=0)
+    work = housekeeping(node)
+    await work._round("compaction", work._compact)()
+    assert b"aborted" in contents(node)
+    await until(lambda: damages(node))
+    await work._round("compaction", work._compact)()
+    assert b"aborted" not in contents(node)
+    await scrub.stop()
+
+
+@on_cluster(configs={**SMALL_SEGMENTS, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+async def test_a_segment_that_is_deleted_during_compaction_is_not_damage(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(cluster)
+    node = cluster[1]
+    log, run = node.partition.log, CompactionJob.run
+
+    def run_after_deletion(job: CompactionJob) -> None:
+        log.increment_log_start(log.closed_segments()[2]).run()
+        run(job)
+
+    monkeypatch.setattr(CompactionJob, "run", run_after_deletion)
+    work = housekeeping(node)
+    await work._round("compaction", work._compact)()
+    assert damages(node) == []
 
 
 @on_cluster(configs=SMALL_SEGMENTS)

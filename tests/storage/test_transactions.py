@@ -32,7 +32,7 @@ from chronik.storage.aborted import ENTRY, AbortedIndexDamaged, AbortedTransacti
 from chronik.storage.log import Log
 from chronik.storage.producers import PRODUCERS_MAX, ProducerStates
 from chronik.storage.scrubbing import SegmentScrub
-from chronik.storage.segment import segment_path
+from chronik.storage.segment import LogSegment, segment_path
 from chronik.storage.transactions import ENDED_MAX, OpenTransactions
 from chronik.wire.batch import Marker, encode_marker, read_marker
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -774,6 +774,52 @@ def test_scrubbing_compares_the_index_with_the_markers(
     assert scrub.has_bad_aborted
     log.indexes_rebuilt(scrub, log.rebuild_indexes_job(scrub)())
     assert segment.aborted.view().read() == entries
+
+
+def test_an_index_is_not_derived_from_segments_that_compaction_has_replaced() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, replace(SMALL, cleanup_compact=True, min_cleanable_ratio=0.0, segment_bytes=250))
+    producer = TransactionalProducer(log, 1)
+    producer.send(keys=[b"a"])
+    log.roll(NOW_MS)
+    producer.send(keys=[b"b"])
+    base_offset = log.closed_segments()[0] + 1
+    marker = producer.abort()
+    producer.send(keys=[b"c"])
+    producer.commit()
+    log.roll(NOW_MS)
+    sync(log)
+    disk.remove(segment_path(FOLDER, base_offset, ".txnindex"))
+    scrub = scrubbed(log, base_offset)
+    job = log.rebuild_indexes_job(scrub)
+    # Another segment takes the place of the one in which the transaction begins.
+    first = log._segments.all[0]
+    log._segments.replace([first], LogSegment(disk, FOLDER, first.base_offset, first.size_bytes))
+    disk.rename(first.path, first.path + ".deleted")
+    fresh = job()
+    disk.rename(first.path + ".deleted", first.path)
+    assert not log.indexes_rebuilt(scrub, fresh)
+    assert log.indexes_rebuilt(scrub, log.rebuild_indexes_job(scrub)())
+    assert aborted(log) == [(1, 0)]
+    assert log.aborted_job(0, 1) is not None and marker == 2
+
+
+def test_rebuilding_an_index_without_entries_removes_its_file() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    producer = TransactionalProducer(log, 1)
+    producer.send()
+    producer.commit()
+    log.roll(NOW_MS)
+    sync(log)
+    path = segment_path(FOLDER, 0, ".txnindex")
+    # As after a bug: an entry for a transaction that was committed.
+    log._segments.all[0].aborted.replace([AbortedTransaction(1, 0, 1, 2)])
+    scrub = scrubbed(log, 0)
+    assert scrub.has_bad_aborted
+    assert log.indexes_rebuilt(scrub, log.rebuild_indexes_job(scrub)())
+    assert not disk.exists(path) and not scrubbed(log, 0).has_bad_index and aborted(log) == []
+    assert log.close() and reopen(disk).recovery is None
 
 
 def scrubbed(log: Log, base_offset: int) -> SegmentScrub:

@@ -90,8 +90,9 @@ class AbortedIndexDamaged(KafkaError):
 
 
 class AbortedView(NamedTuple):
-    """An index at one moment: a thread reads it once, which closes the file."""
+    """An index at one moment: a thread reads it once, which closes the file, and opens it if it is not open."""
 
+    disk: Disk
     path: str
     file: File | None
     written_count: int
@@ -103,11 +104,7 @@ class AbortedView(NamedTuple):
 
         Raises AbortedIndexDamaged if the file does not have the expected entries.
         """
-        try:
-            data = b"" if self.file is None else self.file.pread(0, self.written_count * ENTRY.size)
-        finally:
-            self.close()
-        data += self.unwritten
+        data = self._written() + self.unwritten
         if len(data) % ENTRY.size or crc32c(data) != self.crc:
             raise AbortedIndexDamaged(self.path)
         count = len(data) // ENTRY.size
@@ -121,9 +118,22 @@ class AbortedView(NamedTuple):
                 break
         return entries
 
+    def _written(self) -> bytes:
+        if not self.written_count:
+            return b""
+        with closing(self.file or _open(self.disk, self.path)) as file:
+            return file.pread(0, self.written_count * ENTRY.size)
+
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+
+
+def _open(disk: Disk, path: str) -> File:
+    try:
+        return disk.open(path)
+    except FileNotFoundError:
+        raise AbortedIndexDamaged(path) from None
 
 
 @dataclass(slots=True, eq=False)
@@ -192,13 +202,14 @@ class AbortedIndex:
             self._unwritten = bytearray()
         return True
 
-    def view(self) -> AbortedView:
-        """Return a view, which must be read or closed. Raises AbortedIndexDamaged if the file is missing."""
-        try:
-            file = self._disk.open(self.path) if self._written_count else None
-        except FileNotFoundError:
-            raise AbortedIndexDamaged(self.path) from None
-        return AbortedView(self.path, file, self._written_count, bytes(self._unwritten), self._crc)
+    def view(self, *, opens: bool = True) -> AbortedView:
+        """Return a view, which must be read or closed.
+
+        If it `opens` the file now, the index may be replaced before the view is read. Raises AbortedIndexDamaged if the
+        file is missing.
+        """
+        file = _open(self._disk, self.path) if opens and self._written_count else None
+        return AbortedView(self._disk, self.path, file, self._written_count, bytes(self._unwritten), self._crc)
 
     def load(self, summary: Summary) -> bool:
         """Take over the file's first entries, and remove any after them. Blocks.
@@ -282,10 +293,10 @@ class AbortedJob:
             view.close()
 
 
-def search(indexes: Iterable[AbortedIndex], offset: int, upto_offset: int) -> AbortedJob | None:
+def search(indexes: Iterable[AbortedIndex], offset: int, upto_offset: int, *, opens: bool = True) -> AbortedJob | None:
     """Return a job that searches the indexes of consecutive segments, from the one that holds `offset` on.
 
-    None if no transaction overlaps the range.
+    None if no transaction overlaps the range. `opens`: see `AbortedIndex.view`.
     """
     views: list[AbortedView] = []
     try:
@@ -294,7 +305,7 @@ def search(indexes: Iterable[AbortedIndex], offset: int, upto_offset: int) -> Ab
             if last is None:
                 continue
             if last.last_offset >= offset and index.lowest_first_offset < upto_offset:
-                views.append(index.view())
+                views.append(index.view(opens=opens))
             if last.last_stable_offset >= upto_offset:
                 break
     except BaseException:

@@ -302,6 +302,11 @@ class Log:
         except OSError as error:
             raise self._append_failed(error, now_ms) from error
 
+    def close_segment(self, base_offset: int, now_ms: int) -> None:
+        """Close this segment if it is the active one: only closed segments can be scrubbed. Raises StorageError."""
+        if self._active is not None and self._active.base_offset == base_offset and not self.read_only_forever:
+            self.roll(now_ms)
+
     def _next_segment(self) -> LogSegment:
         """Return the active segment if it is still empty, otherwise a new one."""
         active = self._active
@@ -462,17 +467,17 @@ class Log:
         first = next(self.producers.transactions.first_offsets(), None)
         return None if first is None else max(first, self.log_start_offset)
 
-    def aborted_job(self, offset: int, upto_offset: int) -> AbortedJob | None:
+    def aborted_job(self, offset: int, upto_offset: int, *, opens: bool = True) -> AbortedJob | None:
         """Return a job for a thread that finds the aborted transactions that overlap [offset, upto_offset).
 
         None if there are none. Create it together with the read of the same range: compaction removes the entries of
         transactions whose records it removes. Call or close the job: it holds files open. Both this method and the job
-        may raise AbortedIndexDamaged.
+        may raise AbortedIndexDamaged. Without `opens`, the job opens the files, and the caller prevents compaction.
         """
         if offset > self._last_aborted_offset or offset >= upto_offset:
             return None
         segments = self._segments.all[self._segments.index_of(offset) :]
-        return search((segment.aborted for segment in segments), offset, upto_offset)
+        return search((segment.aborted for segment in segments), offset, upto_offset, opens=opens)
 
     def write_aborted(self) -> Mapping[int, Summary] | None:
         """Write the indexes of aborted transactions; return what they hold, by segment, or None if that fails."""
@@ -734,7 +739,9 @@ class Log:
         index of aborted transactions is written later.
         """
         segment = scrub.segment
-        paths = self._paths_upto(self._segments.index_of(segment.base_offset))
+        index = self._segments.index_of(segment.base_offset)
+        paths = self._paths_upto(index)
+        scrub.derived_from = self._segments.all[: index + 1]
         fresh = LogSegment(self.disk, self.folder, segment.base_offset, segment.size_bytes)
         interval = self.config.index_interval_bytes
 
@@ -749,13 +756,26 @@ class Log:
 
         return rebuild
 
-    def indexes_rebuilt(self, scrub: SegmentScrub, fresh: LogSegment) -> None:
-        if self.still_has(scrub):
-            scrub.segment.offset_index, scrub.segment.time_index = fresh.offset_index, fresh.time_index
-            if scrub.has_bad_aborted:
-                scrub.segment.aborted = fresh.aborted
-                self._last_aborted_offset = max(self._last_aborted_offset, self._find_last_aborted())
-                self._syncs.index_changed(fresh.aborted.path, self.config.checkpoint_bytes)
+    def indexes_rebuilt(self, scrub: SegmentScrub, fresh: LogSegment) -> bool:
+        """Use the rebuilt indexes, as far as the log still has the segments that they were derived from.
+
+        Return whether nothing is left to rebuild: an earlier segment may have been replaced or removed meanwhile.
+        """
+        if not self.still_has(scrub):
+            return True
+        scrub.segment.offset_index, scrub.segment.time_index = fresh.offset_index, fresh.time_index
+        if not scrub.has_bad_aborted:
+            return True
+        present = {id(segment) for segment in self._segments.all}
+        if not all(id(segment) in present for segment in scrub.derived_from):
+            return False
+        scrub.segment.aborted = fresh.aborted
+        self._last_aborted_offset = max(self._last_aborted_offset, self._find_last_aborted())
+        self._syncs.index_changed(fresh.aborted.path, self.config.checkpoint_bytes)
+        if not fresh.aborted.count:
+            # No later write would replace the bad file.
+            remove_files(self.disk, [fresh.aborted.path])
+        return True
 
     def set_aside_from(self, offset: int, data_path: str, now_ms: int) -> list[str]:
         """Move the segment that should hold `offset` and all later ones to `set-aside/`; the log ends before them.
@@ -832,7 +852,7 @@ class Log:
             now_ms,
             dirty_from,
             self.producers.last_batches(),
-            self.aborted_job(cleanable[0].base_offset, next_base),
+            self.aborted_job(cleanable[0].base_offset, next_base, opens=False),
         )
         return self._compaction
 
@@ -843,8 +863,6 @@ class Log:
         the disk does not even allow that: the log is then read-only until it is reopened.
         """
         self._compaction = None
-        if job.find_aborted is not None:
-            job.find_aborted.close()
         groups = job.usable_groups(self._segments.all)
         deleted: list[str] = []
         if groups:

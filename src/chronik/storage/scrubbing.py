@@ -11,6 +11,7 @@ Damage in an index loses no record: the index is rebuilt. Any other damage means
 """
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
@@ -48,6 +49,8 @@ class SegmentScrub:
         """One of the indexes is missing or wrong."""
         self.has_bad_aborted = False
         """It is the index of aborted transactions."""
+        self.derived_from: Sequence[LogSegment] = ()
+        """The segments that the index of aborted transactions is being rebuilt from."""
         self.position = 0
         self.offset = segment.base_offset
         """Both: how far the segment was found intact."""

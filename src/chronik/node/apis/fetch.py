@@ -398,7 +398,7 @@ class PendingFetch:
 
         Together with the read: compaction removes both, aborted records and their entries in the index.
         """
-        job = partition.log.aborted_job(offset, upto_offset) if self._is_read_committed else None
+        job = partition.aborted_job(offset, upto_offset) if self._is_read_committed else None
         if job is None:
             return None
         if not partition.jobs.begin():
@@ -446,6 +446,7 @@ class PendingFetch:
             _withhold(response, ErrorCode.not_leader_or_follower)
         elif isinstance(outcome, Exception):
             self._node.runtime.log.error("aborted_lookup_failed", **partition.log_fields, error=repr(outcome))
+            partition.lookup_failed(outcome)
             _withhold(response, ErrorCode.kafka_storage_error)
         else:
             result = None if lookup.read is None else lookup.read.result

@@ -10,6 +10,7 @@ from chronik.node.replicas.partition import Partition, is_damage
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.observe.watermarks import WatermarkMonitor, WatermarkPosition
+from chronik.storage.aborted import AbortedIndexDamaged
 from chronik.storage.compaction import CompactionJob
 from chronik.storage.disk import StorageError, storage_error
 from chronik.storage.folder import expired_set_aside
@@ -112,6 +113,11 @@ class Housekeeping:
         try:
             await self._runtime.run_blocking(job.run)
         except (KafkaError, FileNotFoundError) as error:
+            failed_at = error.base_offset if isinstance(error, AbortedIndexDamaged) else job.reading_at
+            if failed_at not in log.closed_segments():
+                # Retention removed the segment meanwhile.
+                return
+            partition.lookup_failed(error)
             if not is_damage(error):
                 raise
             partition.found_damaged(job.reading_at, "read", f"compaction of segment {job.reading_at}: {error}")

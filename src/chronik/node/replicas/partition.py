@@ -20,6 +20,7 @@ from chronik.node.topic_settings import TopicSettings
 from chronik.observe.traces import PartitionTrace, Why
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, EpochEnd, PartitionFollower, diverging_epoch
 from chronik.replication.leader import PartitionLeader
+from chronik.storage.aborted import AbortedIndexDamaged, AbortedJob
 from chronik.storage.disk import Buffer, StorageError
 from chronik.storage.log import Log
 from chronik.storage.producers import AppendResult
@@ -93,6 +94,9 @@ class ReplicationContext(Protocol):
 
     def damaged(self, partition: Partition, offset: int, how: HowFound, reason: str) -> None:
         """Records at or after `offset` are corrupt or missing: the replica must be healed."""
+
+    def index_damaged(self, partition: Partition, base_offset: int) -> None:
+        """Readers need the index of aborted transactions of this segment: it must be rebuilt."""
 
 
 class WaitingFetch(Protocol):
@@ -637,6 +641,19 @@ class Partition:
         self._replication.damaged(self, offset, how, reason)
         others = () if self.leader is None else self.leader.in_sync_replicas
         return self.leader is None or any(x != self.node_id and x in self._replication.live for x in others)
+
+    def aborted_job(self, offset: int, upto_offset: int) -> AbortedJob | None:
+        """Return the log's job that finds aborted transactions. Call `lookup_failed` if the job fails."""
+        try:
+            return self.log.aborted_job(offset, upto_offset)
+        except AbortedIndexDamaged as error:
+            self.lookup_failed(error)
+            raise
+
+    def lookup_failed(self, error: Exception) -> None:
+        """Have a damaged index of aborted transactions rebuilt: until then, readers get an error."""
+        if isinstance(error, AbortedIndexDamaged) and not self.is_closed:
+            self._replication.index_damaged(self, error.base_offset)
 
     # -- produce waiters -----------------------------------------------------------------------------------------------
 

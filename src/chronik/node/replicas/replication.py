@@ -74,6 +74,8 @@ class Replication:
         self.leader_lacks = reports.leader_lacks
         self.damaged: Callable[[Partition, int, HowFound, str], None] = lambda *damage: None
         """Called when damage is found in a partition's log; set by the healing component."""
+        self.index_damaged: Callable[[Partition, int], None] = lambda *index: None
+        """Called when a segment's index of aborted transactions is damaged; set by the scrubber."""
         self._runtime = runtime
         self._loop = runtime.loop
         self._node_id = runtime.node_id
