@@ -831,6 +831,55 @@ def scrubbed(log: Log, base_offset: int) -> SegmentScrub:
     return scrub
 
 
+@pytest.mark.parametrize("is_commit", [True, False])
+@pytest.mark.parametrize("flipped_byte", [17, 40])  # the CRC, the timestamp
+def test_a_rotten_marker_that_is_readable_still_decides(is_commit: bool, flipped_byte: int) -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    producer = TransactionalProducer(log, 7)
+    producer.send()
+    marker = producer.end(is_commit)
+    producer.send()
+    sync(log)
+    flip_marker(disk, log, marker, flipped_byte)
+    log = reopen(disk, recovery_point=3)
+    assert log.recovery is not None
+    ((offset, text),) = [(damage.offset, damage.transaction) for damage in log.recovery.damages]
+    decision = "commits" if is_commit else "aborts"
+    assert (offset, text) == (marker, f"this marker {decision} the transaction of producer 7 from offset 0 on")
+    assert open_transactions(log) == {7: 2}
+    assert aborted(log) == ([] if is_commit else [(7, 0)])
+
+
+@pytest.mark.parametrize("flipped_byte", [43, 51, 68])  # the producer's id, its epoch, the type of the control record
+def test_a_rotten_marker_that_does_not_fit_leaves_the_transaction_open(flipped_byte: int) -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    producer = TransactionalProducer(log, 7)
+    producer.send()
+    marker = producer.commit()
+    append_many(log, 1)
+    sync(log)
+    flip_marker(disk, log, marker, flipped_byte, 0x40)
+    log = reopen(disk, recovery_point=3)
+    assert log.recovery is not None
+    assert ["hanging" in damage.transaction for damage in log.recovery.damages] == [True]
+    assert open_transactions(log) == {7: 0} and log.last_stable_offset(3) == 0
+    assert (
+        refused(log, batch(producer_id=7, producer_epoch=0, base_sequence=5)) == ErrorCode.out_of_order_sequence_number
+    )
+
+
+def flip_marker(disk: FaultyDisk, log: Log, offset: int, at: int, bits: int = 1) -> None:
+    """Damage a byte of the marker in the first segment; no snapshot knows what it says."""
+    start = next(start for start, header in headers(read(log, 0)) if header.base_offset == offset)
+    disk.kill()
+    for name in disk.listdir(FOLDER):
+        if name.endswith((".snapshot", ".txnindex")):
+            disk.remove(f"{FOLDER}/{name}")
+    disk.content(segment_path(FOLDER, 0))[start + at] ^= bits
+
+
 # -- crashes -----------------------------------------------------------------------------------------------------------
 
 

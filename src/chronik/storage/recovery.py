@@ -49,6 +49,8 @@ class Damage:
     position: int
     chain_is_broken: bool
     """Whether the data after the batch is unreachable."""
+    transaction: str = ""
+    """If the batch ends a transaction: how it was used."""
 
 
 @dataclass(slots=True)
@@ -348,7 +350,9 @@ class LoadedLog:
                 if header.producer_id >= 0:
                     self._note_producer(segment, header, batch)
             else:
-                self.report.damages.append(Damage(header.base_offset, segment.base_offset, at, chain_is_broken=False))
+                outcome = self._note_rotten_marker(segment, header, batch) if header.is_control else ""
+                damage = Damage(header.base_offset, segment.base_offset, at, False, outcome)
+                self.report.damages.append(damage)
             timestamp = header.max_timestamp if intact else NO_TIMESTAMP
             segment.note_batch(at, header.last_offset, header.size_bytes, timestamp, interval)
             if segment.first_append_ms is None:
@@ -379,6 +383,25 @@ class LoadedLog:
             entry = aborted(header.producer_id, marker, ended)
             if entry is not None:
                 segment.aborted.append(entry)
+
+    def _note_rotten_marker(self, segment: LogSegment, header: BatchHeader, batch: memoryview) -> str:
+        """Use a marker with a bad CRC if it fits an open transaction; return the outcome, for the report.
+
+        Without it, the transaction would stay open, or the producer's next marker would decide it. An operator cannot
+        know better, and could only abort it. Other readers of markers check no CRC either (see `aborted`).
+        """
+        producer_id, marker = header.producer_id, marker_of(header, batch)
+        state = self.producers.get(producer_id)
+        first_offset = None if state is None else state.first_offset
+        # The coordinator may raise the epoch by one when it ends a transaction.
+        if marker is None or state is None or first_offset is None or header.producer_epoch - state.epoch not in (0, 1):
+            return (
+                "this marker is unreadable: if its transaction hangs, read_committed consumers wait; find it with "
+                "`chronik transaction hanging`, and abort it"
+            )
+        self._note_producer(segment, header, batch)
+        decision = "commits" if marker.is_commit else "aborts"
+        return f"this marker {decision} the transaction of producer {producer_id} from offset {first_offset} on"
 
     def _close(self, segment: LogSegment) -> None:
         """Make a segment that has a successor durable, with its indexes: the next snapshot relies on that."""
