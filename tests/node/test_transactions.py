@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import SECRET, LocalNodes, until
 from tests.node.support_transactions import (
     TransactionalClient,
     coordinator_partition,
@@ -16,9 +17,12 @@ from tests.node.support_transactions import (
     leader,
     markers,
 )
+from tests.support.handshake import proven_connection
 
+from chronik.client.errors import ConnectionLost
 from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.broker import Broker
+from chronik.node.membership.internal_api import MARKERS, Hello
 from chronik.transactions.coordinator import ProducerIdAndEpoch
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import decode_batch, encode_batch, read_batch_header, read_marker
@@ -155,6 +159,40 @@ async def test_markers_wait_for_a_leader_and_are_not_needed_in_a_deleted_topic(t
         admin.close()
         await client.until_state("CompleteCommit")
         client.close()
+
+
+async def test_new_leader_drops_markers_that_were_sent_to_it_before(tmp_path: Path) -> None:
+    """Their sender may have had another leader write them since: they would end the producer's next transaction."""
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        old = leader(nodes, "orders", 0)
+        assert old is not None
+        partition = {"name": "orders", "partition_indexes": [0]}
+        marker = {"producer_id": 7, "producer_epoch": 0, "transaction_result": True, "coordinator_epoch": 1_000}
+        values = {"markers": [{**marker, "topics": [partition]}]}
+        senders = []
+        for broker in nodes.others(old):
+            hello = Hello("", 5, UUID(int=5), broker.node_id, "127.0.0.1:5", MARKERS)
+            sender = await proven_connection(broker.internal_server.port, hello, SECRET)
+            accepted = broker.member.handshake._processes[5].newest[MARKERS]
+            transport = accepted._transport
+            assert transport is not None
+            transport.pause_reading()
+            request = asyncio.ensure_future(sender.call(ApiKey.WRITE_TXN_MARKERS, values, at_most=1))
+            senders.append((broker, transport, request))
+        await nodes.kill(old)
+        new = await until(partial(leader, nodes, "orders", 0))
+        partition_of_new = new.partition("orders", 0)
+        await until(lambda: partition_of_new.leads)
+        for broker, transport, request in senders:
+            if not transport.is_closing():
+                transport.resume_reading()
+            if broker is new:
+                with pytest.raises(ConnectionLost):
+                    await request
+            request.cancel()
+        assert markers(new, "orders", 0) == []
 
 
 async def test_add_offsets_adds_the_partition_of_the_group(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Transaction markers: the sender, at the coordinator, and the writer, at the leader of a partition.
 
-The sender batches the markers for each leader, over a connection of its own. A peer's older connection for the same
-purpose is aborted, so a marker that was repeated over a new connection cannot arrive again after it.
+The sender batches the markers for each leader, over a connection of its own. A marker that was repeated must not arrive
+again later: it would end the producer's next transaction. So a peer's older connection for the same purpose is aborted,
+and a node that begins to lead a partition aborts all of them (`PeerHandshake.drop_markers`). A marker of an earlier
+coordinator is fenced by the coordinator's epoch.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 
 from chronik.client.errors import ClientError
 from chronik.metadata.image import NO_LEADER, OFFSETS_TOPIC
+from chronik.node.membership.internal_api import MARKERS
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
 from chronik.node.replicas.partition import TransactionMarker
@@ -24,7 +27,6 @@ from chronik.transactions.transaction import TopicPartition
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-PURPOSE = "markers"
 WRITE_TXN_MARKERS_VERSION = 1
 
 WRITE_TIMEOUT_S = 10.0
@@ -219,7 +221,7 @@ class MarkerSender:
         failure = ""
         errors: dict[tuple[int, str, int], ErrorCode] = {}
         try:
-            connection = await self._peers.connection(node_id, PURPOSE)
+            connection = await self._peers.connection(node_id, MARKERS)
             response = await connection.call(
                 ApiKey.WRITE_TXN_MARKERS,
                 {"markers": _markers_of(batch)},
