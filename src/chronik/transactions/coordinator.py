@@ -366,7 +366,7 @@ class TransactionCoordinator:
             return ErrorCode.concurrent_transactions, known
         if producer.producer_id != current.producer_id:
             return ErrorCode.invalid_producer_id_mapping, known
-        if producer.producer_epoch != current.producer_epoch:
+        if current.fences(producer.producer_epoch):
             return ErrorCode.producer_fenced, known
         return ErrorCode.none, known
 
@@ -426,7 +426,7 @@ class TransactionCoordinator:
                 return ErrorCode.concurrent_transactions, False
             if request.producer_id != current.producer_id:
                 return ErrorCode.invalid_producer_id_mapping, False
-            if request.producer_epoch != current.producer_epoch:
+            if current.fences(request.producer_epoch):
                 return ErrorCode.producer_fenced, False
         if known.pending is not None and not is_repeated:
             return ErrorCode.concurrent_transactions, False
