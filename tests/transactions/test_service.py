@@ -150,7 +150,6 @@ async def test_waiting_request_is_refused_when_the_lease_ends(
         with pytest.raises(KafkaError) as refused:
             await request
         assert refused.value.code is ErrorCode.not_coordinator
-    assert list(broker.transactions.transactions()) == []
     broker.appends_allowed.set()
     # The outcome was written, and is known once the lease is renewed.
     broker.has_lease = True
@@ -170,6 +169,21 @@ async def test_no_transaction_times_out_while_its_coordinator_has_no_lease(
     broker.has_lease = True
     assert await end(broker, producer) is ErrorCode.none
     await broker.until_state("CompleteCommit")
+
+
+@with_transactions()
+async def test_ids_are_not_listed_while_the_list_could_be_incomplete(broker: TransactionBroker) -> None:
+    await broker.begin(ORDERS)
+    assert [name for name, _ in broker.transactions.transactions()] == [ID]
+    broker.has_lease = False
+    with pytest.raises(KafkaError) as refused:
+        broker.transactions.transactions()
+    assert refused.value.code is ErrorCode.coordinator_not_available
+    broker.has_lease = True
+    broker.transactions.start_loading(1)
+    with pytest.raises(KafkaError) as refused:
+        broker.transactions.transactions()
+    assert refused.value.code is ErrorCode.coordinator_load_in_progress
 
 
 @with_transactions()

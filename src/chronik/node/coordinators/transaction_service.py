@@ -219,9 +219,9 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         return self._authority(transactional_id).describe(transactional_id)
 
     def transactions(self) -> Iterator[tuple[str, TransactionMetadata]]:
-        """Return all ids of this node, or none without a lease. COORDINATOR_LOAD_IN_PROGRESS while ids load."""
+        """Return all ids of this node. An incomplete list is an error: tools take what is not listed for lost."""
         if not self._lease_is_valid():
-            return iter(())
+            raise KafkaError(ErrorCode.coordinator_not_available, "this node has lost its lease")
         if self._coordinator.is_loading:
             raise KafkaError(ErrorCode.coordinator_load_in_progress, "transactional ids are being loaded")
         return self._coordinator.transactions()
