@@ -98,6 +98,11 @@ class _Pending:
         action = self.action
         return TransactionMarker(action.producer_id, action.producer_epoch, action.is_commit, action.coordinator_epoch)
 
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        topic, index = self.partition
+        return {"transactional_id": self.action.transactional_id, "topic": topic, "partition": index}
+
 
 @dataclass(slots=True, eq=False)
 class _Leader:
@@ -250,7 +255,11 @@ class MarkerSender:
         self._flush_leader(node_id, leader)
 
     def _finish(self, pending: _Pending, error: ErrorCode) -> None:
-        if error is ErrorCode.none:
+        if error is ErrorCode.invalid_producer_epoch and not pending.is_void:
+            # The producer has gone on, although this coordinator remembers its earlier transaction: the newest records
+            # of the state topic were lost. Nothing is left to end, and a repeated marker would block the id forever.
+            self._log.error("marker_refused", **pending.log_fields, reason="the partition knows a later producer epoch")
+        if error in (ErrorCode.none, ErrorCode.invalid_producer_epoch):
             self._done(pending)
         else:
             self._failed(pending, error.name)
@@ -262,7 +271,7 @@ class MarkerSender:
             self._written(pending.action, pending.partition)
 
     def _failed(self, pending: _Pending, reason: str) -> None:
-        """Repeat the marker after a pause, whatever the error: without it the transaction would stay open forever.
+        """Repeat the marker after a pause: without it the transaction would stay open forever.
 
         A leader that knows a newer coordinator refuses it until this node unloads its partition.
         """
@@ -270,15 +279,8 @@ class MarkerSender:
             return
         if pending.pause_s >= RETRY_S_MAX and reason != pending.failure:
             # Short failures are normal while a leader changes.
-            topic, index = pending.partition
             pending.failure = reason
-            self._log.warning(
-                "marker_not_written",
-                transactional_id=pending.action.transactional_id,
-                topic=topic,
-                partition=index,
-                reason=reason,
-            )
+            self._log.warning("marker_not_written", **pending.log_fields, reason=reason)
         self._loop.call_later(pending.pause_s, self._route, pending)
         pending.pause_s = min(RETRY_S_MAX, 2 * pending.pause_s)
 
