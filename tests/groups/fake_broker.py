@@ -49,6 +49,8 @@ class MemoryLog:
     log_end_offset: int = 0
     leads: bool = True
     leader_epoch: int = 0
+    has_other_replica: bool = False
+    damaged_offsets: list[int] = field(default_factory=list)
     producers: ProducerStates = field(default_factory=lambda: ProducerStates(86_400_000))
 
     @property
@@ -74,6 +76,10 @@ class MemoryLog:
             self.batches.append(bytes(stamped))
             self.log_end_offset = read_batch_header(stamped).next_offset
         return base_offset
+
+    def found_damaged(self, offset: int, how: str, reason: str) -> bool:
+        self.damaged_offsets.append(offset)
+        return self.has_other_replica
 
     def when_committed(self, end_offset: int, waiter: Callable[[KafkaError | None], None]) -> None:
         waiter(None)
@@ -189,7 +195,7 @@ class FakeBroker:
         return self.image.require_topic(new.name)
 
     async def applied(self) -> None:
-        await asyncio.sleep(0)
+        """Return at once: then an empty partition is loaded before the timer of its first request, on any machine."""
 
     def get(self, key: tuple[str, int]) -> MemoryLog | None:
         topic, index = key

@@ -50,8 +50,8 @@ def loaded(log: Log) -> GroupCoordinator:
         chunk = _read(log.read_job(offset, LOAD_CHUNK_BYTES, log.log_end_offset))
         if chunk is None:
             break
-        parts, offset = chunk
-        for records, producer, is_commit in parts:
+        offset = chunk.next_offset
+        for records, producer, is_commit in chunk.parts:
             if producer is not None and is_commit is not None:
                 coordinator.replay_marker(PARTITION, producer, is_commit)
             else:

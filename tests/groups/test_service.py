@@ -99,7 +99,7 @@ async def test_groups_and_offsets_survive_a_restart(broker: FakeBroker) -> None:
 
 
 @with_broker()
-async def test_damaged_batch_loses_only_its_own_records(broker: FakeBroker) -> None:
+async def test_damaged_batch_of_the_only_replica_loses_only_its_own_records(broker: FakeBroker) -> None:
     await broker.create_topic("t")
     await broker.groups.commit(commit(7))
     offsets_log(broker).append(garbage_batch())
@@ -110,6 +110,22 @@ async def test_damaged_batch_loses_only_its_own_records(broker: FakeBroker) -> N
     await again.start()
     assert await committed(again) == {("t", 0): 8}
     assert any("groups_records_unreadable" in line for line in again.lines)
+    await again.stop()
+
+
+@with_broker()
+async def test_damaged_batch_leaves_the_groups_to_a_coordinator_that_has_it(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    await broker.groups.commit(commit(7))
+    log = offsets_log(broker)
+    log.append(garbage_batch())
+    log.has_other_replica = True
+
+    again = FakeBroker(broker.logs)
+    again.metadata.image = broker.image
+    await again.start()
+    assert set(log.damaged_offsets) == {1}, "the replica is healed"
+    assert (await again.groups.committed(GROUP, None))[0] is ErrorCode.coordinator_load_in_progress
     await again.stop()
 
 

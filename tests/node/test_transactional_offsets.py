@@ -10,8 +10,11 @@ import pytest
 from tests.node.cluster_harness import DEADLINE_S, LocalNodes, until
 from tests.node.support_transactions import RETRIED, TransactionalClient, create_topic, leader
 
+from chronik.client.cluster import Cluster
 from chronik.client.errors import ClientError
-from chronik.metadata.image import OFFSETS_TOPIC
+from chronik.client.transactions import Transactions
+from chronik.metadata.commands import DeleteTopic
+from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.broker import Broker
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -165,3 +168,32 @@ async def test_offsets_of_a_fenced_producer_are_refused(tmp_path: Path) -> None:
         assert await stable_offset(nodes) == 7
         zombie.close()
         successor.close()
+
+
+async def test_transaction_that_lost_its_coordinators_state_is_found_and_aborted(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, 1, **SETTINGS, default_replication_factor=1) as nodes:
+        (broker,) = await nodes.start_all()
+        await create_topic(nodes, "orders", 1, replicas=1)
+        client = TransactionalClient(nodes, "app")
+        await client.init()
+        assert await commit(client, 5) is ErrorCode.none
+        assert await fetched(nodes) == UNSTABLE
+        async with Cluster([("127.0.0.1", broker.server.port)]) as cluster:
+            tool = Transactions(cluster)
+            topics = [topic for topic in sorted((await cluster.layout()).topics) if topic != TRANSACTIONS_TOPIC]
+            later_ms = 1 << 60
+            assert await tool.hanging(topics, 0, later_ms) == [], "its coordinator will end it"
+            await broker.metadata.propose(
+                DeleteTopic(TRANSACTIONS_TOPIC, broker.image.require_topic(TRANSACTIONS_TOPIC).id)
+            )
+            (hanging,) = await tool.hanging(topics, 0, later_ms)
+            assert (hanging.topic, hanging.producer_id) == (OFFSETS_TOPIC, client.producer.producer_id)
+            await tool.write_abort(hanging)
+            assert await fetched(nodes) == (-1, ErrorCode.none)
+            assert await tool.hanging(topics, 0, later_ms) == []
+        # The application's next producer begins anew.
+        assert await client.init() is ErrorCode.none
+        assert await commit(client, 7) is ErrorCode.none
+        assert await client.end() is ErrorCode.none
+        assert await stable_offset(nodes) == 7
+        client.close()

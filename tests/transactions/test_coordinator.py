@@ -7,7 +7,7 @@ from tests.transactions.driver import ID, PARTITIONS, TIMEOUT_MS, Driver
 
 from chronik.groups.records import group_partition
 from chronik.transactions.coordinator import APPEND_RETRY_MS, ProducerIdAndEpoch, TransactionSettings
-from chronik.transactions.records import write_key, write_value
+from chronik.transactions.records import UnreadableRecord, write_key, write_value
 from chronik.transactions.transaction import EPOCH_MAX, TransactionMetadata, TransactionState
 from chronik.wire.errors import ErrorCode
 
@@ -282,15 +282,21 @@ def test_settled_is_reported_when_the_next_transition_may_begin() -> None:
     assert driver.settled == [ID]
 
 
-def test_unreadable_records_are_counted_and_do_not_hide_others() -> None:
+@pytest.mark.parametrize("damaged", [(write_key(ID), b"no value"), (b"\0", b"")])
+def test_partition_with_an_unreadable_state_is_not_served(damaged: tuple[bytes, bytes]) -> None:
+    """The state may be a decision to commit: the one before it would abort the transaction."""
     driver = Driver()
-    open_transaction(driver)
+    producer = open_transaction(driver)
     partition = group_partition(ID, PARTITIONS)
     coordinator = driver.coordinator
     coordinator.unload(partition, driver.at)
     coordinator.start_loading(partition)
-    coordinator.replay(partition, [(None, None), (write_key("damaged"), b"no value"), (b"\0", b"")])
-    coordinator.replay(partition, driver.log[partition])
-    unreadable_count, _ = coordinator.finish_loading(partition, 8, driver.at)
-    assert unreadable_count == 3
+    coordinator.replay(partition, [*driver.log[partition], damaged])
+    with pytest.raises(UnreadableRecord):
+        coordinator.finish_loading(partition, 8, driver.at)
+    assert coordinator.is_loading and not coordinator.is_loaded(partition)
+    assert driver.error(driver.end(producer)) is ErrorCode.coordinator_load_in_progress
+    coordinator.start_loading(partition)
+    coordinator.replay(partition, [*driver.log[partition], (b"\0\1", b"of another kind"), (None, b"of no id")])
+    coordinator.finish_loading(partition, 8, driver.at)
     assert driver.state().state is TransactionState.ONGOING

@@ -17,7 +17,7 @@ from chronik.metadata.commands import Assignment, ChangePartition, CreateTopic, 
 from chronik.metadata.image import ClusterImage
 from chronik.node.coordinators import markers
 from chronik.node.coordinators.markers import MarkerSender, MarkerWriter
-from chronik.observe.logging import silent_logger
+from chronik.observe.logging import make_logger
 from chronik.transactions.actions import WriteMarkers
 from chronik.transactions.transaction import TopicPartition
 from chronik.wire.api import ApiKey
@@ -37,11 +37,8 @@ class Sender:
         self.image = ClusterImage()
         for node_id in (HERE, THERE, ELSEWHERE):
             self._apply(RegisterBroker(node_id, UUID(int=node_id), "localhost", 9092 + node_id))
-        assignments = tuple(Assignment((each, HERE, THERE), (each, HERE, THERE)) for each in (HERE, THERE, ELSEWHERE))
-        assignments = tuple(
-            Assignment(tuple(dict.fromkeys(each.replicas)), tuple(dict.fromkeys(each.isr))) for each in assignments
-        )
-        self._apply(CreateTopic("orders", TOPIC_ID, assignments))
+        self.create(TOPIC_ID)
+        self.lines: list[str] = []
         self.requests: list[tuple[int, Any]] = []
         self.errors: dict[TopicPartition, list[ErrorCode]] = {}
         self.losses: list[int] = []
@@ -51,9 +48,13 @@ class Sender:
         self.written: list[tuple[str, TopicPartition]] = []
         self.appended: list[TopicPartition] = []
         fake = cast(Any, self)
-        runtime = cast(Any, SimpleNamespace(loop=loop, node_id=HERE, log=silent_logger()))
+        runtime = cast(Any, SimpleNamespace(loop=loop, node_id=HERE, log=make_logger(self.lines.append, lambda: 0)))
         writer = MarkerWriter(runtime, fake, lambda partition: True, lambda *marker: None)
         self.sender = MarkerSender(runtime, fake, fake, writer, self._on_written)
+
+    def create(self, topic_id: UUID) -> None:
+        replicas = [tuple(dict.fromkeys((each, HERE, THERE))) for each in (HERE, THERE, ELSEWHERE)]
+        self._apply(CreateTopic("orders", topic_id, tuple(Assignment(each, each) for each in replicas)))
 
     def _apply(self, command: Any) -> None:
         self.image, _ = apply(self.image, command)
@@ -215,6 +216,31 @@ async def test_marker_of_a_deleted_topic_counts_as_written() -> None:
         scene.send("two", 2)
         assert len(scene.written) == 1, "not before the coordinator has carried out its other actions"
         await scene.until_written(2)
+
+
+async def test_marker_goes_to_a_topic_that_was_created_again() -> None:
+    """Its leader may have verified a batch of the transaction before the end was decided, and append it later."""
+    async with running() as scene:
+        scene.errors[("orders", 1)] = [ErrorCode.unknown_topic_or_partition]
+        scene.allowed.clear()
+        scene.send("one", 1)
+        await asyncio.sleep(0)
+        scene.delete()
+        scene.create(UUID(int=10))
+        scene.allowed.set()
+        await scene.until_written(1)
+        assert [node_id for node_id, _ in scene.requests] == [THERE, THERE]
+
+
+async def test_marker_is_not_needed_if_its_partition_knows_a_later_epoch() -> None:
+    """Only a loss of the coordinator's newest records leads there. To repeat it would block the id forever."""
+    async with running() as scene:
+        scene.errors[("orders", 1)] = [ErrorCode.invalid_producer_epoch]
+        scene.send("one", 1, 2)
+        await scene.until_written(2)
+        assert sorted(node_id for node_id, _ in scene.requests) == [THERE, ELSEWHERE], "it is not repeated"
+        (line,) = scene.lines
+        assert "marker_refused" in line and "orders" in line
 
 
 async def test_markers_are_void_after_their_coordinator_was_unloaded() -> None:

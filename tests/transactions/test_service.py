@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.groups.fake_broker import garbage_batch
 from tests.transactions.fake_broker import ID, ORDERS, TransactionBroker, with_transactions
 
 from chronik.metadata.events import LeaderChanged
@@ -149,7 +150,6 @@ async def test_waiting_request_is_refused_when_the_lease_ends(
         with pytest.raises(KafkaError) as refused:
             await request
         assert refused.value.code is ErrorCode.not_coordinator
-    assert list(broker.transactions.transactions()) == []
     broker.appends_allowed.set()
     # The outcome was written, and is known once the lease is renewed.
     broker.has_lease = True
@@ -169,6 +169,21 @@ async def test_no_transaction_times_out_while_its_coordinator_has_no_lease(
     broker.has_lease = True
     assert await end(broker, producer) is ErrorCode.none
     await broker.until_state("CompleteCommit")
+
+
+@with_transactions()
+async def test_ids_are_not_listed_while_the_list_could_be_incomplete(broker: TransactionBroker) -> None:
+    await broker.begin(ORDERS)
+    assert [name for name, _ in broker.transactions.transactions()] == [ID]
+    broker.has_lease = False
+    with pytest.raises(KafkaError) as refused:
+        broker.transactions.transactions()
+    assert refused.value.code is ErrorCode.coordinator_not_available
+    broker.has_lease = True
+    broker.transactions.start_loading(1)
+    with pytest.raises(KafkaError) as refused:
+        broker.transactions.transactions()
+    assert refused.value.code is ErrorCode.coordinator_load_in_progress
 
 
 @with_transactions()
@@ -257,3 +272,27 @@ async def test_metrics_show_open_transactions_and_how_they_ended(broker: Transac
     assert broker.metrics.transactions_aborted == {"client": 0, "timeout": 0, "fenced": 1}
     broker.has_lease = False
     assert broker.transactions.gauges() == (0, 0.0, 0), "another node may coordinate them by now"
+
+
+@with_transactions()
+async def test_damaged_state_is_not_skipped_and_its_clients_wait(broker: TransactionBroker) -> None:
+    producer = await broker.begin(ORDERS)
+    index = broker.transactions.partition_of(ID)
+    assert index is not None
+    log = broker.logs[(TRANSACTIONS_TOPIC, index)]
+    log.append(garbage_batch())
+
+    again = TransactionBroker(broker.logs)
+    again.metadata.image = broker.image
+    await again.start()
+    values = await again.transactions.end(ID, producer, is_commit=True, client_version=0)
+    assert values["error_code"] is ErrorCode.coordinator_load_in_progress
+    (line,) = [line for line in again.lines if "transactions_load_failed" in line]
+    assert "the batch at offset 2 is damaged" in line and "intact replica" in line
+    assert set(log.damaged_offsets) == {2}, "the replica is healed"
+
+    # As an intact replica that leads.
+    del log.batches[2:]
+    log.log_end_offset = 2
+    await again.until_state("Ongoing")
+    await again.stop()

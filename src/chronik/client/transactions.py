@@ -17,6 +17,9 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 Partition = tuple[str, int]
 
+STATE_TOPIC = "__transaction_state"
+"""The leader of a partition coordinates the transactional ids that hash to it."""
+
 FENCING_TIMEOUT_MS = 60_000
 """The transaction timeout that InitProducerId requires; the application's next producer replaces it."""
 
@@ -154,7 +157,7 @@ class Transactions:
         if not candidates:
             return []
         producer_ids = sorted({each.producer_id for each in candidates})
-        names = {each.producer_id: each.transactional_id for each in await self.listed((), producer_ids)}
+        names = {each.producer_id: each.transactional_id for each in await self._listed_by_all(producer_ids)}
         awaited: set[tuple[int, str, int]] = set()
         for producer_id, name in names.items():
             try:
@@ -165,6 +168,34 @@ class Transactions:
                 continue
             awaited |= {(producer_id, *partition) for partition in described.partitions}
         return [each for each in candidates if (each.producer_id, each.topic, each.partition) not in awaited]
+
+    async def _listed_by_all(self, producer_ids: Sequence[int]) -> list[ListedTransaction]:
+        """Return the transactional ids of these producers; fail unless every coordinator has answered.
+
+        An id that is not listed because its coordinator is away, or has just moved, must not look like a lost one.
+        """
+
+        async def attempt(deadline: Deadline) -> list[ListedTransaction]:
+            before = await self._coordinators(deadline)
+            listed = await self.listed((), producer_ids)
+            if await self._coordinators(deadline) != before:
+                raise KafkaError(ErrorCode.leader_not_available, f"partitions of {STATE_TOPIC} have new leaders")
+            return listed
+
+        return await self._cluster.retry(attempt)
+
+    async def _coordinators(self, deadline: Deadline) -> list[tuple[int, int]]:
+        """Return the leader and the leader epoch of each partition of the state topic; none without that topic."""
+        layout = (await self._cluster.layout([STATE_TOPIC], deadline=deadline)).topics.get(STATE_TOPIC)
+        if layout is None or layout.error is ErrorCode.unknown_topic_or_partition:
+            return []
+        leaderless = [each.partition for each in layout.partitions if each.leader < 0]
+        if leaderless or layout.error is not ErrorCode.none:
+            raise KafkaError(
+                ErrorCode.leader_not_available,
+                f"partitions {leaderless} of {STATE_TOPIC} have no leader, so their transactional ids are not known",
+            )
+        return [(each.leader, each.leader_epoch) for each in layout.partitions]
 
     async def fence(self, transactional_id: str) -> None:
         """Abort the open transaction of an id, and fence its producer."""

@@ -2,7 +2,7 @@
 
 coordinator = TransactionCoordinator(settings)
 coordinator.partition_count = 50
-unreadable_count, actions = coordinator.finish_loading(3, leader_epoch, at)     # after start_loading and replay
+actions = coordinator.finish_loading(3, leader_epoch, at)     # after start_loading and replay
 actions = coordinator.init_producer(request, token, at)
 actions = coordinator.appended(append.token, ErrorCode.none, at)
 actions = coordinator.marker_written("payments", producer, ("orders", 0), at)
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from chronik.groups.records import group_partition
 from chronik.groups.step import Append, Moment, Reply
 from chronik.transactions.actions import Action, Cause, Ended, Settled, WriteMarkers
-from chronik.transactions.records import UnreadableRecord, read_key, read_value, write_key, write_value
+from chronik.transactions.records import read_key, read_value, write_key, write_value
 from chronik.transactions.transaction import (
     EPOCH_BUMP_VERSION,
     EPOCH_MAX,
@@ -117,31 +117,25 @@ class _Replay:
     Values are parsed only at the end: most of them are replaced by a later value before that.
     """
 
-    __slots__ = ("_latest", "unreadable_count")
+    __slots__ = ("_latest",)
 
     def __init__(self) -> None:
-        self._latest: dict[bytes, bytes] = {}
-        self.unreadable_count = 0
+        self._latest: dict[bytes | None, bytes] = {}
 
     def read(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         latest = self._latest
         for key, value in records:
-            if key is None:
-                self.unreadable_count += 1
-            elif value is None:
+            if value is None:
                 latest.pop(key, None)
             else:
                 latest[key] = value
 
     def latest(self) -> Iterator[tuple[str, TransactionMetadata]]:
+        """Raise UnreadableRecord if the state of an id cannot be read: to go on without it could undo a commit."""
         for key, value in self._latest.items():
-            try:
-                transactional_id = read_key(key)
-                if transactional_id is not None:
-                    yield transactional_id, read_value(value)
-            except UnreadableRecord:
-                # No coordinator can have written it; the other ids must still load.
-                self.unreadable_count += 1
+            transactional_id = None if key is None else read_key(key)
+            if transactional_id is not None:
+                yield transactional_id, read_value(value)
 
 
 class TransactionCoordinator:
@@ -175,15 +169,16 @@ class TransactionCoordinator:
         """Read the next records of a loading partition, in log order."""
         self._loading[partition].read(records)
 
-    def finish_loading(self, partition: int, leader_epoch: int, at: Moment) -> tuple[int, list[Action]]:
+    def finish_loading(self, partition: int, leader_epoch: int, at: Moment) -> list[Action]:
         """Add the partition's ids, resume their timeouts, and finish the transactions that were prepared.
 
-        Also return the number of unreadable records.
+        If a record is unreadable, raise UnreadableRecord; the partition is still loading then.
         """
+        latest = list(self._loading[partition].latest())
+        del self._loading[partition]
         self._epochs[partition] = leader_epoch
         actions: list[Action] = []
-        replay = self._loading.pop(partition)
-        for transactional_id, metadata in replay.latest():
+        for transactional_id, metadata in latest:
             loaded = self._ids[transactional_id] = _Transactional(transactional_id, partition, metadata)
             if metadata.state is TransactionState.ONGOING:
                 # The wall clock may have jumped: no transaction lives longer than its timeout from here.
@@ -191,7 +186,7 @@ class TransactionCoordinator:
                 self._set_deadline(loaded, at.now_ms + metadata.timeout_ms - open_ms)
             elif metadata.state.is_prepared:
                 self._write_markers(loaded, actions, at)
-        return replay.unreadable_count, actions
+        return actions
 
     def unload(self, partition: int, at: Moment) -> list[Action]:
         """Drop the ids of a partition that another node now leads; waiting clients get NOT_COORDINATOR."""
@@ -371,7 +366,7 @@ class TransactionCoordinator:
             return ErrorCode.concurrent_transactions, known
         if producer.producer_id != current.producer_id:
             return ErrorCode.invalid_producer_id_mapping, known
-        if producer.producer_epoch != current.producer_epoch:
+        if current.fences(producer.producer_epoch):
             return ErrorCode.producer_fenced, known
         return ErrorCode.none, known
 
@@ -431,7 +426,7 @@ class TransactionCoordinator:
                 return ErrorCode.concurrent_transactions, False
             if request.producer_id != current.producer_id:
                 return ErrorCode.invalid_producer_id_mapping, False
-            if request.producer_epoch != current.producer_epoch:
+            if current.fences(request.producer_epoch):
                 return ErrorCode.producer_fenced, False
         if known.pending is not None and not is_repeated:
             return ErrorCode.concurrent_transactions, False

@@ -70,6 +70,10 @@ class TransactionMetadata:
         """Whether a producer may not get a higher epoch. The highest one is kept for fencing."""
         return self.producer_epoch >= EPOCH_MAX - 1
 
+    def fences(self, epoch: int) -> bool:
+        """Whether a producer with this epoch is fenced. No producer gets the highest epoch, whatever it claims."""
+        return epoch != self.producer_epoch or epoch == EPOCH_MAX
+
     def with_next_epoch(self, timeout_ms: int, wall_ms: int) -> "TransactionMetadata":
         """Start over with the next epoch, which fences earlier producers."""
         return self._empty(self.producer_id, self.producer_epoch + 1, timeout_ms, wall_ms)

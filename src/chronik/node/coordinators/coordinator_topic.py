@@ -21,7 +21,7 @@ from chronik.metadata.image import ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic
-from chronik.node.replicas.partition import resolve
+from chronik.node.replicas.partition import is_damage, resolve
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Buffer
@@ -52,6 +52,10 @@ START_WAIT_S = 0.5
 
 STOP_WAIT_S = 5.0
 
+DAMAGED_THEN = (
+    "its clients wait until an intact replica leads the partition; if there is none, restore the log from a backup"
+)
+
 APPEND_BYTES_MAX = 512 * 1024
 """Waiting appends to the same partition share a write up to this size."""
 
@@ -77,6 +81,9 @@ class Coordinator(Protocol):
     partition_count: int
     """The number of partitions of the topic; 0 until it exists."""
 
+    skips_damage: bool
+    """Whether to load without a damaged batch if no other replica can lead. Otherwise the partition is not served."""
+
     def is_loaded(self, partition: int) -> bool: ...
 
     def start_loading(self, partition: int) -> None: ...
@@ -85,7 +92,10 @@ class Coordinator(Protocol):
         """Read the next records of a loading partition, in log order."""
 
     def finish_loading(self, partition: int, leader_epoch: int) -> int:
-        """Serve the partition from now on; return the number of unreadable records."""
+        """Serve the partition from now on; return the number of unreadable records that were skipped.
+
+        Raise CORRUPT_MESSAGE if the coordinator skips none.
+        """
 
     def unload(self, partition: int) -> None: ...
 
@@ -215,21 +225,26 @@ class CoordinatorTopic:
             try:
                 await self._host.applied()
                 await self._read_partition(partition)
+                image = self._metadata.image.partition(self.name, partition)
+                # A later leader epoch would have cancelled this task.
+                unreadable = self._coordinator.finish_loading(partition, -1 if image is None else image.leader_epoch)
                 break
             except KafkaError as error:
-                # Normal after a failover: too few replicas are in sync yet, or another node leads now.
                 if error.message != reported:
                     reported = error.message
-                    self._log.info(f"{self._what}_load_waits", partition=partition, reason=reported)
+                    if error.code is ErrorCode.corrupt_message:
+                        self._log.error(
+                            f"{self._what}_load_failed", partition=partition, reason=reported, then=DAMAGED_THEN
+                        )
+                    else:
+                        # Normal after a failover: too few replicas are in sync yet, or another node leads now.
+                        self._log.info(f"{self._what}_load_waits", partition=partition, reason=reported)
             except Exception as error:
                 self._log.exception(f"{self._what}_load_failed", partition=partition, error=repr(error))
             self._coordinator.start_loading(partition)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOAD_RETRY_MAX_S)
         del self._loads[partition]
-        image = self._metadata.image.partition(self.name, partition)
-        # A later leader epoch would have cancelled this task.
-        unreadable = self._coordinator.finish_loading(partition, -1 if image is None else image.leader_epoch)
         if unreadable:
             self._log.warning(f"{self._what}_records_unreadable", partition=partition, count=unreadable)
 
@@ -249,12 +264,21 @@ class CoordinatorTopic:
         offset = partition.log_start_offset
         count = 0
         while offset < end_offset:
-            read = partition.log.read_job(offset, LOAD_CHUNK_BYTES, end_offset)
-            chunk = await self._runtime.run_blocking(partial(_read, read))
+            try:
+                read = partition.log.read_job(offset, LOAD_CHUNK_BYTES, end_offset)
+                chunk = await self._runtime.run_blocking(partial(_read, read))
+            except Exception as error:
+                if is_damage(error):
+                    partition.found_damaged(offset, "read", str(error))
+                raise
             if chunk is None:
                 break  # Compaction has removed the remaining records.
-            parts, offset = chunk
-            for loaded in parts:
+            for damage in chunk.damages:
+                is_elsewhere = partition.found_damaged(damage.offset, "read", damage.reason)
+                if is_elsewhere or not self._coordinator.skips_damage:
+                    raise KafkaError(ErrorCode.corrupt_message, f"{self.name}-{index}: {damage.reason}")
+            offset = chunk.next_offset
+            for loaded in chunk.parts:
                 self._coordinator.replay(index, loaded)
                 count += len(loaded.records)
         if count:
@@ -388,10 +412,22 @@ def _encode(producer: Producer | None, records: Iterable[Record], wall_ms: int) 
     return encode_batch(new_records, producer_id=producer_id, producer_epoch=epoch, is_transactional=True)
 
 
-def _read(job: Callable[[], Buffer]) -> tuple[list[LoadedRecords], int] | None:
-    """Return the records of a log chunk and the offset after it, or None if it is empty. Runs in the executor."""
+class _Damage(NamedTuple):
+    offset: int
+    reason: str
+
+
+class _Chunk(NamedTuple):
+    parts: list[LoadedRecords]
+    next_offset: int
+    damages: list[_Damage]
+
+
+def _read(job: Callable[[], Buffer]) -> _Chunk | None:
+    """Return the records of a log chunk, or None if it is empty. Runs in the executor."""
     data = memoryview(job())
     loaded = [LoadedRecords([])]
+    damages: list[_Damage] = []
     next_offset: int | None = None
     while data:
         header = read_batch_header(data)
@@ -400,14 +436,15 @@ def _read(job: Callable[[], Buffer]) -> tuple[list[LoadedRecords], int] | None:
         try:
             check_batches(batch, len(batch), from_producer=False)
             part = _decode(header, batch)
-        except KafkaError:
-            # A record without a key is treated as unreadable: one damaged batch must not affect other keys.
+        except KafkaError as error:
+            damages.append(_Damage(header.base_offset, f"the batch at offset {header.base_offset} is damaged: {error}"))
+            # A record without a key is unreadable.
             part = LoadedRecords([(None, None)])
         if part.producer is None and loaded[-1].producer is None:
             loaded[-1].records.extend(part.records)
         else:
             loaded.append(part)
-    return None if next_offset is None else (loaded, next_offset)
+    return None if next_offset is None else _Chunk(loaded, next_offset, damages)
 
 
 def _decode(header: BatchHeader, batch: memoryview) -> LoadedRecords:

@@ -29,6 +29,9 @@ class GroupService(CoordinatorService[GroupCoordinator]):
 
     invalid_key = ErrorCode.invalid_group_id
 
+    skips_damage = True
+    """A lost offset makes its group read records again. Without the partition no group of it could make progress."""
+
     def __init__(
         self,
         runtime: Runtime,

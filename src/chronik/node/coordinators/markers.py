@@ -1,7 +1,9 @@
 """Transaction markers: the sender, at the coordinator, and the writer, at the leader of a partition.
 
-The sender batches the markers for each leader, over a connection of its own. A peer's older connection for the same
-purpose is aborted, so a marker that was repeated over a new connection cannot arrive again after it.
+The sender batches the markers for each leader, over a connection of its own. A marker that was repeated must not arrive
+again later: it would end the producer's next transaction. So a peer's older connection for the same purpose is aborted,
+and a node that begins to lead a partition aborts all of them (`PeerHandshake.drop_markers`). A marker of an earlier
+coordinator is fenced by the coordinator's epoch.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 
 from chronik.client.errors import ClientError
 from chronik.metadata.image import NO_LEADER, OFFSETS_TOPIC
+from chronik.node.membership.internal_api import MARKERS
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
 from chronik.node.replicas.partition import TransactionMarker
@@ -24,7 +27,6 @@ from chronik.transactions.transaction import TopicPartition
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-PURPOSE = "markers"
 WRITE_TXN_MARKERS_VERSION = 1
 
 WRITE_TIMEOUT_S = 10.0
@@ -95,6 +97,11 @@ class _Pending:
     def marker(self) -> TransactionMarker:
         action = self.action
         return TransactionMarker(action.producer_id, action.producer_epoch, action.is_commit, action.coordinator_epoch)
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        topic, index = self.partition
+        return {"transactional_id": self.action.transactional_id, "topic": topic, "partition": index}
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +226,7 @@ class MarkerSender:
         failure = ""
         errors: dict[tuple[int, str, int], ErrorCode] = {}
         try:
-            connection = await self._peers.connection(node_id, PURPOSE)
+            connection = await self._peers.connection(node_id, MARKERS)
             response = await connection.call(
                 ApiKey.WRITE_TXN_MARKERS,
                 {"markers": _markers_of(batch)},
@@ -248,7 +255,11 @@ class MarkerSender:
         self._flush_leader(node_id, leader)
 
     def _finish(self, pending: _Pending, error: ErrorCode) -> None:
-        if error is ErrorCode.none:
+        if error is ErrorCode.invalid_producer_epoch and not pending.is_void:
+            # The producer has gone on, although this coordinator remembers its earlier transaction: the newest records
+            # of the state topic were lost. Nothing is left to end, and a repeated marker would block the id forever.
+            self._log.error("marker_refused", **pending.log_fields, reason="the partition knows a later producer epoch")
+        if error in (ErrorCode.none, ErrorCode.invalid_producer_epoch):
             self._done(pending)
         else:
             self._failed(pending, error.name)
@@ -260,7 +271,7 @@ class MarkerSender:
             self._written(pending.action, pending.partition)
 
     def _failed(self, pending: _Pending, reason: str) -> None:
-        """Repeat the marker after a pause, whatever the error: without it the transaction would stay open forever.
+        """Repeat the marker after a pause: without it the transaction would stay open forever.
 
         A leader that knows a newer coordinator refuses it until this node unloads its partition.
         """
@@ -268,15 +279,8 @@ class MarkerSender:
             return
         if pending.pause_s >= RETRY_S_MAX and reason != pending.failure:
             # Short failures are normal while a leader changes.
-            topic, index = pending.partition
             pending.failure = reason
-            self._log.warning(
-                "marker_not_written",
-                transactional_id=pending.action.transactional_id,
-                topic=topic,
-                partition=index,
-                reason=reason,
-            )
+            self._log.warning("marker_not_written", **pending.log_fields, reason=reason)
         self._loop.call_later(pending.pause_s, self._route, pending)
         pending.pause_s = min(RETRY_S_MAX, 2 * pending.pause_s)
 

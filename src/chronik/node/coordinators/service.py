@@ -73,6 +73,9 @@ class CoordinatorService(ABC, Generic[M]):
     invalid_key: ErrorCode
     """The error for a key that is too long."""
 
+    skips_damage: bool
+    """See `Coordinator`."""
+
     def __init__(
         self,
         topic: str,

@@ -25,6 +25,7 @@ from chronik.transactions.coordinator import (
     TransactionCoordinator,
     TransactionSettings,
 )
+from chronik.transactions.records import UnreadableRecord
 from chronik.transactions.transaction import (
     NO_PRODUCER_ID,
     TopicPartition,
@@ -42,6 +43,9 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
     """The transactional ids that this node coordinates. Owned by the loop."""
 
     invalid_key = ErrorCode.invalid_request
+
+    skips_damage = False
+    """A lost state may hold a decision to commit: an older state would abort what is partly committed."""
 
     def __init__(
         self,
@@ -85,9 +89,12 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
     # -- partitions ----------------------------------------------------------------------------------------------------
 
     def finish_loading(self, partition: int, leader_epoch: int) -> int:
-        unreadable_count, actions = self._coordinator.finish_loading(partition, leader_epoch, self._now())
+        try:
+            actions = self._coordinator.finish_loading(partition, leader_epoch, self._now())
+        except UnreadableRecord as error:
+            raise KafkaError(ErrorCode.corrupt_message, f"{self.topic.name}-{partition}: {error}") from error
         self._run(actions)
-        return unreadable_count
+        return 0
 
     def unload(self, partition: int) -> None:
         self._markers.unloaded(partition)
@@ -212,9 +219,9 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         return self._authority(transactional_id).describe(transactional_id)
 
     def transactions(self) -> Iterator[tuple[str, TransactionMetadata]]:
-        """Return all ids of this node, or none without a lease. COORDINATOR_LOAD_IN_PROGRESS while ids load."""
+        """Return all ids of this node. An incomplete list is an error: tools take what is not listed for lost."""
         if not self._lease_is_valid():
-            return iter(())
+            raise KafkaError(ErrorCode.coordinator_not_available, "this node has lost its lease")
         if self._coordinator.is_loading:
             raise KafkaError(ErrorCode.coordinator_load_in_progress, "transactional ids are being loaded")
         return self._coordinator.transactions()

@@ -22,7 +22,7 @@ from chronik.metadata.calls import (
     ReportReplicasCall,
 )
 from chronik.metadata.commands import CreateCluster
-from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
+from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event, LeaderChanged, TopicDeleted
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.registration import REPLICATED
 from chronik.node.config import ConfigError, NodeConfig
@@ -426,6 +426,11 @@ class ClusterMember:
                     self._log.warning(
                         "removed_from_cluster", then="stop this node; to join again it needs an empty data folder"
                     )
+                case LeaderChanged(partition=partition) if partition.leader == self._config.node_id:
+                    self.handshake.drop_markers()
+                case TopicDeleted():
+                    # Before a new topic of that name exists.
+                    self.handshake.drop_markers()
 
     def _learn_cluster(self, cluster_id: str) -> None:
         known = self.identity.cluster_id

@@ -45,6 +45,10 @@ class InternalKey(IntEnum):
     PROOF = 30_004
 
 
+MARKERS = "markers"
+"""The purpose of a connection for transaction markers."""
+
+
 class Hello(msgspec.Struct, frozen=True):
     """The caller's identity. `cluster_id` is empty while the caller has none; `internal` is its own address, HOST:PORT.
 

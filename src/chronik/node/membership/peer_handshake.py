@@ -32,6 +32,7 @@ from uuid import UUID
 from chronik.client.endpoint import Endpoint, EndpointError
 from chronik.node.membership.cluster_secret import SECRET_NAME, SECRET_VARIABLE, ClusterSecret
 from chronik.node.membership.internal_api import (
+    MARKERS,
     Hello,
     HelloReply,
     Proof,
@@ -289,6 +290,17 @@ class PeerHandshake:
         connection.when_closed(self, closed)
         if old is not None:
             old.abort()
+
+    def drop_markers(self) -> None:
+        """Abort all connections for markers, with their unread requests; their peers repeat what is not written.
+
+        Call it before this node leads a partition: a marker that was sent here earlier may have been written by another
+        leader since, and its transaction completed. Then it would end the producer's next transaction.
+        """
+        for process in self._processes.values():
+            connection = process.newest.get(MARKERS)
+            if connection is not None:
+                connection.abort()
 
     def _ended(self, node_id: int, process: _PeerProcess, connection: Connection) -> None:
         process.connections.pop(connection, None)
