@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
 
 from tests.cli.run_chronik import Outcome
 from tests.node.cluster_harness import LocalNodes
-from tests.node.support_transactions import TransactionalClient, create_topic, markers
+from tests.node.support_transactions import TransactionalClient, create_topic, markers, write_open
 
 from chronik.node.broker import Broker
-from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode
 
 ALONE = {"default_replication_factor": 1, "transaction_state_topic_partitions": 3}
@@ -44,25 +42,6 @@ async def open_transaction(nodes: LocalNodes) -> TransactionalClient:
     assert await client.init() is ErrorCode.none
     assert await client.add(("orders", 0), ("orders", 2)) is ErrorCode.none
     return client
-
-
-def write(broker: Broker, index: int, producer_id: int, *, age_ms: int = 0) -> int:
-    """Append a transactional batch to the log itself, as a leader would that does not verify; return its offset."""
-    partition = broker.partition("orders", index)
-    assert partition is not None and partition.leader is not None
-    now_ms = time.time_ns() // 1_000_000 - age_ms
-    batch = memoryview(
-        bytearray(
-            encode_batch(
-                [(b"k", b"v", [], now_ms)],
-                producer_id=producer_id,
-                producer_epoch=0,
-                base_sequence=0,
-                is_transactional=True,
-            )
-        )
-    )
-    return partition.append_internal(bytes(batch), now_ms).base_offset
 
 
 async def test_list_and_describe_show_an_open_transaction(tmp_path: Path) -> None:
@@ -115,10 +94,10 @@ async def test_hanging_transaction_is_found_and_aborted_but_an_open_one_is_not(t
         (broker,) = await nodes.start_all()
         await create_topic(nodes, "orders", 3, replicas=1)
         client = await open_transaction(nodes)
-        write(broker, 0, client.producer.producer_id)
+        write_open(broker, "orders", 0, client.producer.producer_id)
         # In this partition, the same producer's transaction has no end in sight: the coordinator does not know of it.
-        offset = write(broker, 1, client.producer.producer_id, age_ms=10_000)
-        stranger = write(broker, 2, 999, age_ms=10_000)
+        offset = write_open(broker, "orders", 1, client.producer.producer_id, age_ms=10_000)
+        stranger = write_open(broker, "orders", 2, 999, age_ms=10_000)
         nothing = await chronik(broker, "hanging", "--json")
         assert nothing.code == 0 and nothing.json()["transactions"] == [], "none is older than the highest timeout"
         found = await chronik(broker, "hanging", "--older-than", "0", "--json")

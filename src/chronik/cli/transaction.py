@@ -153,10 +153,12 @@ async def _abort_hanging(transactions: Transactions, topic: str, partition: int,
         raise CliError(
             f"no open transaction begins at {topic}-{partition}, offset {start_offset}: see chronik transaction hanging"
         )
-    if not await transactions.not_coordinated(found):
-        listed = await transactions.listed((), [found[0].producer_id])
-        name = listed[0].transactional_id if listed else "its transactional id"
-        raise CliError(f"this transaction does not hang, its coordinator will end it: chronik transaction abort {name}")
+    described = (await transactions.coordinated(found)).get(found[0].key)
+    if described is not None:
+        raise CliError(
+            "this transaction does not hang, its coordinator will end it: chronik transaction abort "
+            f"{described.transactional_id}"
+        )
     await transactions.write_abort(found[0])
 
 

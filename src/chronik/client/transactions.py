@@ -17,6 +17,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 Partition = tuple[str, int]
 
+STATE_TOPIC = "__transaction_state"
 FENCING_TIMEOUT_MS = 60_000
 """The transaction timeout that InitProducerId requires; the application's next producer replaces it."""
 
@@ -151,20 +152,37 @@ class Transactions:
 
     async def not_coordinated(self, candidates: Sequence[OpenTransaction]) -> list[OpenTransaction]:
         """Return the transactions whose coordinator does not know that it has yet to end them."""
+        known = await self.coordinated(candidates)
+        return [each for each in candidates if each.key not in known]
+
+    async def coordinated(
+        self, candidates: Sequence[OpenTransaction]
+    ) -> dict[tuple[str, int, int, int], TransactionDescription]:
+        """Return the state of the transactions that a coordinator has yet to end, by `OpenTransaction.key`.
+
+        LEADER_NOT_AVAILABLE if a coordinator is missing: it may know the transactions that the others do not.
+        """
         if not candidates:
-            return []
+            return {}
+        try:
+            await self._cluster.leaders(STATE_TOPIC)
+        except KafkaError as error:
+            if error.code is not ErrorCode.unknown_topic_or_partition:
+                raise
         producer_ids = sorted({each.producer_id for each in candidates})
         names = {each.producer_id: each.transactional_id for each in await self.listed((), producer_ids)}
-        awaited: set[tuple[int, str, int]] = set()
+        described: dict[int, TransactionDescription] = {}
         for producer_id, name in names.items():
             try:
-                described = await self.describe(name)
+                described[producer_id] = await self.describe(name)
             except KafkaError as error:
                 if error.code is not ErrorCode.transactional_id_not_found:
                     raise
-                continue
-            awaited |= {(producer_id, *partition) for partition in described.partitions}
-        return [each for each in candidates if (each.producer_id, each.topic, each.partition) not in awaited]
+        return {
+            each.key: described[each.producer_id]
+            for each in candidates
+            if each.producer_id in described and (each.topic, each.partition) in described[each.producer_id].partitions
+        }
 
     async def fence(self, transactional_id: str) -> None:
         """Abort the open transaction of an id, and fence its producer."""
