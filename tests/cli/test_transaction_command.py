@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from tests.cli.run_chronik import Outcome
@@ -62,13 +63,15 @@ async def test_list_and_describe_show_an_open_transaction(tmp_path: Path) -> Non
         assert (described["producer_id"], described["producer_epoch"]) == client.producer
         assert (described["state"], described["timeout_ms"]) == ("Ongoing", 60_000)
         assert 0 <= described["open_s"] < 60
+        began, ends = (datetime.fromisoformat(described[name]) for name in ("started", "times_out"))
+        assert ends - began == timedelta(minutes=1)
         assert described["partitions"] == [{"topic": "orders", "partition": 0}, {"topic": "orders", "partition": 2}]
         shown = await chronik(broker, "describe", ID)
         assert shown.code == 0 and "Ongoing" in shown.out
         unknown = await chronik(broker, "describe", "nobody")
         assert unknown.code == 2 and "see chronik transaction list" in unknown.error_line
         wrong = await chronik(broker, "list", "--state", "Lost")
-        assert wrong.code == 2 and "Lost" in wrong.error_line
+        assert wrong.code == 2 and "Lost, use Empty, Ongoing" in wrong.error_line
         client.close()
         idle.close()
 
@@ -110,6 +113,8 @@ async def test_hanging_transaction_is_found_and_aborted_but_an_open_one_is_not(t
         ]
         older = await chronik(broker, "hanging", "--older-than", "5", "--topic", "orders", "--partition", "2", "--json")
         assert [each["partition"] for each in Outcome(0, older.out, "").json()["transactions"]] == [2]
+        nowhere = await chronik(broker, "hanging", "--topic", "orders", "--partition", "3")
+        assert nowhere.code == 2 and "orders has no partition 3" in nowhere.error_line
         at = ("abort", "--topic", "orders", "--partition")
         refused = await chronik(broker, *at, "0", "--start-offset", "0")
         assert refused.code == 2 and f"chronik transaction abort {ID}" in refused.error_line

@@ -22,7 +22,7 @@ OLDER_THAN_S = 900.0
 
 TransactionalId = Annotated[str, typer.Argument(metavar="ID")]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")]
-PartitionOption = Annotated[int | None, typer.Option("--partition", metavar="N", help="Only this partition.")]
+PartitionOption = Annotated[int | None, typer.Option("--partition", metavar="N", min=0, help="Only this partition.")]
 
 
 @app.command("list")
@@ -72,7 +72,8 @@ def hanging(
     topic: Topic = None,
     partition: PartitionOption = None,
     older_than: Annotated[
-        float, typer.Option("--older-than", metavar="SECONDS", help="Only if the last record is older than this.")
+        float,
+        typer.Option("--older-than", metavar="SECONDS", min=0, help="Only if the last record is older than this."),
     ] = OLDER_THAN_S,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -116,9 +117,11 @@ def hanging(
 def abort(
     transactional_id: Annotated[str | None, typer.Argument(metavar="[ID]")] = None,
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of a hanging transaction.")] = None,
-    partition: Annotated[int | None, typer.Option("--partition", metavar="N", help="Of a hanging transaction.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", min=0, help="Of a hanging transaction.")
+    ] = None,
     start_offset: Annotated[
-        int | None, typer.Option("--start-offset", metavar="OFFSET", help="Where the hanging transaction begins.")
+        int | None, typer.Option("--start-offset", metavar="OFFSET", min=0, help="Where the transaction begins.")
     ] = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -172,6 +175,7 @@ def _described(found: TransactionDescription, now_ms: int) -> dict[str, Any]:
         "producer_epoch": found.producer_epoch,
         "timeout_ms": found.timeout_ms,
         "started": None if found.start_ms is None else _time(found.start_ms),
+        "times_out": _time((found.start_ms or 0) + found.timeout_ms) if is_open else None,
         "open_s": max(0, now_ms - (found.start_ms or 0)) / 1000 if is_open else None,
         "partitions": [{"topic": topic, "partition": index} for topic, index in sorted(found.partitions)],
     }

@@ -18,6 +18,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 Partition = tuple[str, int]
 
 STATE_TOPIC = "__transaction_state"
+STATES = "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or PrepareEpochFence"
 FENCING_TIMEOUT_MS = 60_000
 """The transaction timeout that InitProducerId requires; the application's next producer replaces it."""
 
@@ -80,7 +81,7 @@ class Transactions:
                 raise_for(response, f"transactions of broker {node_id}")
                 if response.unknown_state_filters:
                     unknown = ", ".join(response.unknown_state_filters)
-                    raise KafkaError(ErrorCode.invalid_request, f"unknown transaction state {unknown}")
+                    raise KafkaError(ErrorCode.invalid_request, f"unknown transaction state {unknown}, use {STATES}")
                 for each in response.transaction_states:
                     listed[each.transactional_id] = ListedTransaction(
                         each.transactional_id, node_id, each.producer_id, each.transaction_state
@@ -121,6 +122,8 @@ class Transactions:
             by_leader: dict[int, list[int]] = {}
             for index, leader in (await self._cluster.leaders(topic, wanted, deadline=deadline)).items():
                 by_leader.setdefault(leader, []).append(index)
+            if wanted is not None and not by_leader:
+                raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {topic} has no partition {partition}")
             found: list[OpenTransaction] = []
             for leader, indexes in by_leader.items():
                 connection = await self._cluster.connection(leader, deadline)
