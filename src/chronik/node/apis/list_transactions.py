@@ -1,9 +1,9 @@
 """ListTransactions (key 66), versions 0-1.
 
 Behaviour
-- Returns the transactional ids that this node coordinates, none while it has no lease; clients query every node.
+- Returns the transactional ids that this node coordinates; clients query every node.
 - Filters by state, producer id, and the time since the transaction began. Unknown states are returned as such.
-- COORDINATOR_LOAD_IN_PROGRESS while the node loads ids, because the list would be incomplete.
+- COORDINATOR_LOAD_IN_PROGRESS while the node loads ids or has no lease, because the list would be incomplete.
 Versions: 1 duration filter.
 Not supported: 2 (filter by a pattern).
 """

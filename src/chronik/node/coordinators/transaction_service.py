@@ -212,11 +212,12 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         return self._authority(transactional_id).describe(transactional_id)
 
     def transactions(self) -> Iterator[tuple[str, TransactionMetadata]]:
-        """Return all ids of this node, or none without a lease. COORDINATOR_LOAD_IN_PROGRESS while ids load."""
-        if not self._lease_is_valid():
-            return iter(())
-        if self._coordinator.is_loading:
-            raise KafkaError(ErrorCode.coordinator_load_in_progress, "transactional ids are being loaded")
+        """Return all ids of this node. COORDINATOR_LOAD_IN_PROGRESS while ids load, or without a lease.
+
+        An incomplete list would make open transactions look like hanging ones, which operators abort.
+        """
+        if self._coordinator.is_loading or not self._lease_is_valid():
+            raise KafkaError(ErrorCode.coordinator_load_in_progress, "the transactional ids of this node are not known")
         return self._coordinator.transactions()
 
     def gauges(self) -> TransactionGauges:
