@@ -47,7 +47,6 @@ class WordCount:
         arguments = [bootstrap, application, source, target, str(self._folder / "state")]
         self._command = ["java", *flags, "-cp", class_path, "WordCount", *arguments]
         self._process: subprocess.Popen[bytes] | None = None
-        self.is_paused = False
 
     @property
     def log_text(self) -> str:
@@ -63,15 +62,13 @@ class WordCount:
         self._process.kill()
         self._process.wait(STOP_TIMEOUT_S)
         self._process.stdin.close()
-        self._process, self.is_paused = None, False
+        self._process = None
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
-        self.is_paused = True
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
-        self.is_paused = False
 
     def close(self) -> None:
         if self._process is not None:
@@ -100,9 +97,16 @@ class Lines:
         self._thread.start()
 
     def stop(self) -> None:
+        """Wait until all lines are acknowledged; fail if one is not."""
         self._stopping.set()
         self._thread.join(FLUSH_TIMEOUT_S)
         assert not self._thread.is_alive() and self._failures == [], self._failures[:3]
+
+    def close(self) -> None:
+        """Give up lines that are not acknowledged yet."""
+        self._stopping.set()
+        self._producer.purge()
+        self._thread.join(FLUSH_TIMEOUT_S)
 
     def _run(self) -> None:
         while not self._stopping.wait(1 / LINES_PER_S):

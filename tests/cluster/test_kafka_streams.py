@@ -20,6 +20,7 @@ PROGRESS = 500
 """Counts that must be committed after a fault: more than were on their way when it struck."""
 PROGRESS_TIMEOUT_S = 90.0
 SOAK_S = 300.0
+LOG_CHARACTERS = 3_000
 PAUSE_S_MAX = 12.0
 """Longer than the session timeout: a paused application comes back as a zombie."""
 
@@ -32,6 +33,7 @@ class Counting:
     def __init__(self, nodes: Nodes, folder: Path, applications: int, seed: int) -> None:
         self.nodes = nodes
         source, target = nodes.new_topic(PARTITIONS), nodes.new_topic(PARTITIONS)
+        self.target = target
         name = unique("word-count")
         self.applications = [
             WordCount(folder, f"application-{number}", nodes.bootstrap, name, source, target)
@@ -58,13 +60,15 @@ class Counting:
         self.nodes.no_surprises()
 
     def close(self) -> None:
+        self.lines.close()
         for application in self.applications:
             application.close()
+            print(application.log_text[-LOG_CHARACTERS:])
         self.counts.close()
 
 
 @pytest.fixture
-def start_counting(nodes: Nodes, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartCounting]:
+def start_counting(nodes: Nodes, tmp_path: Path) -> Iterator[StartCounting]:
     started: list[Counting] = []
 
     def start(applications: int, seed: int) -> Counting:
@@ -79,7 +83,7 @@ def start_counting(nodes: Nodes, tmp_path: Path, request: pytest.FixtureRequest)
 
 def test_word_counts_are_exact_although_a_broker_and_the_application_are_killed(start_counting: StartCounting) -> None:
     counting = start_counting(1, 1)
-    victim = counting.nodes.controller()
+    victim = counting.nodes.leader(counting.target)
     counting.nodes.kill(victim)
     counting.make_progress("the application counts without the killed node")
     counting.nodes.start(victim)
@@ -99,25 +103,19 @@ def test_word_counts_are_exact_after_minutes_of_kills_and_pauses(start_counting:
     counting = start_counting(2, seed)
     until_s = time.monotonic() + SOAK_S
     while time.monotonic() < until_s:
-        application, node_id = chance.choice(counting.applications), chance.choice(counting.nodes.ids)
-        fault = chance.choice(("kill node", "pause node", "kill application", "pause application"))
-        pause_s = chance.uniform(0, PAUSE_S_MAX)
-        print(f"{fault}: node {node_id}, application {counting.applications.index(application) + 1}, {pause_s:.1f} s")
-        if fault == "kill node":
-            counting.nodes.kill(node_id)
-            time.sleep(pause_s)
-            counting.nodes.start(node_id)
-        elif fault == "pause node":
-            counting.nodes.pause(node_id)
-            time.sleep(pause_s)
-            counting.nodes.resume(node_id)
-        elif fault == "kill application":
-            application.kill()
-            time.sleep(pause_s)
-            application.start()
-        else:
-            application.pause()
-            time.sleep(pause_s)
-            application.resume()
-        counting.make_progress(f"the application counts after: {fault}")
+        number = chance.choice((0, 1))
+        application, nodes, node_id = counting.applications[number], counting.nodes, chance.choice(counting.nodes.ids)
+        faults: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            f"node {node_id} is killed": (lambda: nodes.kill(node_id), lambda: nodes.start(node_id)),  # noqa: B023
+            f"node {node_id} is paused": (lambda: nodes.pause(node_id), lambda: nodes.resume(node_id)),  # noqa: B023
+            f"application {number} is killed": (application.kill, application.start),
+            f"application {number} is paused": (application.pause, application.resume),
+        }
+        fault = chance.choice(list(faults))
+        print(f"{fault} for {(pause_s := chance.uniform(0, PAUSE_S_MAX)):.1f} s")
+        begin, end = faults[fault]
+        begin()
+        time.sleep(pause_s)
+        end()
+        counting.make_progress(f"the application counts after {fault}")
     counting.finish()
