@@ -20,7 +20,14 @@ ONGOING = "Ongoing"
 OLDER_THAN_S = 900.0
 """Kafka's and Chronik's highest transaction timeout: an older open transaction has lost its coordinator."""
 
-TransactionalId = Annotated[str, typer.Argument(metavar="ID")]
+
+def _not_empty(transactional_id: str | None) -> str | None:
+    if transactional_id == "":
+        raise typer.BadParameter("a transactional id is not empty")
+    return transactional_id
+
+
+TransactionalId = Annotated[str, typer.Argument(metavar="ID", callback=_not_empty)]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")]
 PartitionOption = Annotated[int | None, typer.Option("--partition", metavar="N", min=0, help="Only this partition.")]
 
@@ -63,8 +70,9 @@ def describe(
         return
     fields = [(name, value) for name, value in described.items() if name != "partitions"]
     print_table("", ("field", "value"), fields, ())
-    title = "partitions" if found.state == ONGOING else "partitions without a marker"
-    print_table(title, ("topic", "partition"), sorted(found.partitions), ("partition",))
+    if found.partitions:
+        partition = "partition" if found.state == ONGOING else "partition without a marker"
+        print_table("", ("topic", partition), sorted(found.partitions), (partition,))
 
 
 @app.command()
@@ -104,6 +112,8 @@ def hanging(
     else:
         columns = ("topic", "partition", "start_offset", "producer_id", "producer_epoch", "last_record")
         print_table("", columns, [list(row.values()) for row in rows], columns[1:5])
+        if not found:
+            say("no transaction hangs")
     if found:
         first = found[0]
         raise CliError(
@@ -115,7 +125,7 @@ def hanging(
 
 @app.command()
 def abort(
-    transactional_id: Annotated[str | None, typer.Argument(metavar="[ID]")] = None,
+    transactional_id: Annotated[str | None, typer.Argument(metavar="[ID]", callback=_not_empty)] = None,
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of a hanging transaction.")] = None,
     partition: Annotated[
         int | None, typer.Option("--partition", metavar="N", min=0, help="Of a hanging transaction.")

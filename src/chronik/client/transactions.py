@@ -99,6 +99,8 @@ class Transactions:
             values = {"transactional_ids": [transactional_id]}
             response = await connection.call(ApiKey.DESCRIBE_TRANSACTIONS, values, timeout_s=deadline.left_s)
             (found,) = response.transaction_states
+            if found.error_code is ErrorCode.transactional_id_not_found:
+                raise KafkaError(found.error_code, f"transactional id {transactional_id} does not exist")
             raise_for(found, f"transactional id {transactional_id}")
             start_ms = int(found.transaction_start_time.timestamp() * 1000)
             return TransactionDescription(
