@@ -281,11 +281,11 @@ WALL_MS = 1_800_000_000_000
 PAYMENTS = TransactionDescription("payments", 2, 1000, 3, "Ongoing", 60_000, WALL_MS - 35_000, (("orders", 0),))
 
 
-def block(seen: Observations, partition: int, state: TransactionDescription | None, age_s: float = 20.0) -> None:
+def block(seen: Observations, partition: int, state: TransactionDescription | None) -> None:
     """Stall the last stable offset of a partition at 40, where the transaction of producer 1000 begins."""
     change(seen, partition, last_stable_offset=40)
     seen.wall_ms = WALL_MS
-    opened = OpenTransaction("orders", partition, 1000, 3, 0, 40, WALL_MS - int(age_s * 1000))
+    opened = OpenTransaction("orders", partition, 1000, 3, 0, 40, WALL_MS - 20_000)
     seen.transactions = [*seen.transactions, BlockingTransaction(opened, state)]
 
 
@@ -326,11 +326,10 @@ def test_a_hanging_transaction_is_reported_with_the_command_that_ends_it() -> No
     assert command in diagnosis.next_step
 
 
-def test_short_transactions_and_a_last_stable_offset_that_advances_are_healthy() -> None:
+def test_a_short_transaction_and_a_last_stable_offset_that_advances_are_healthy() -> None:
     seen = healthy()
     block(seen, 0, replace(PAYMENTS, start_ms=WALL_MS - 5_000))
-    block(seen, 1, None, age_s=5.0)
-    assert judge(seen).verdict == "healthy", "both are open for a normal time"
+    assert judge(seen).verdict == "healthy", "it has been open for a normal time"
     seen = healthy()
     block(seen, 0, PAYMENTS)
     seen.partitions[0][-2] = replace(seen.partitions[0][-2], last_stable_offset=39)

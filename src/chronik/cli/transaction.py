@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -170,7 +171,7 @@ async def _abort_hanging(transactions: Transactions, topic: str, partition: int,
     if described is not None:
         raise CliError(
             "this transaction does not hang, its coordinator will end it: chronik transaction abort "
-            f"{described.transactional_id}"
+            f"{shlex.quote(described.transactional_id)}"
         )
     await transactions.write_abort(found[0])
 

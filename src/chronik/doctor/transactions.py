@@ -6,6 +6,8 @@ hanging transaction has no coordinator that will end it.
 
 from __future__ import annotations
 
+import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -40,13 +42,16 @@ def _is_held_at(stable: int | None, sample: PartitionSample) -> bool:
 
 def open_transaction(seen: Observations) -> Finding:
     held = held_back(seen)
-    blocking = [each for each in seen.transactions if each.open.partition in held and _age_s(seen, each) >= LONG_OPEN_S]
-    hanging = [each for each in blocking if each.coordinated is None]
+    hanging: list[BlockingTransaction] = []
     known: dict[TransactionDescription, list[BlockingTransaction]] = {}
-    for each in blocking:
-        if each.coordinated is not None:
+    for each in seen.transactions:
+        if each.open.partition not in held:
+            continue
+        if each.coordinated is None:
+            hanging.append(each)
+        elif _age_s(seen, each) >= LONG_OPEN_S:
             known.setdefault(each.coordinated, []).append(each)
-    partitions = sorted({each.open.partition for each in blocking})
+    partitions = sorted(each.open.partition for each in itertools.chain(hanging, *known.values()))
     return Finding(
         "open-transaction",
         f"read_committed consumers wait for an open transaction in partition {listed(partitions)} of {seen.topic}: "
@@ -111,8 +116,8 @@ def _steps(topic: str, known: Sequence[TransactionDescription], hanging: Sequenc
     if ongoing:
         steps.append(
             f"Check the producer of {listed(ongoing)}: does it run, and does it commit? To abort its transaction now "
-            f"and fence it: chronik transaction abort {ongoing[0]}. A lower transaction.timeout.ms of the producer "
-            "shortens such waits."
+            f"and fence it: chronik transaction abort {shlex.quote(ongoing[0])}. A lower transaction.timeout.ms of the "
+            "producer shortens such waits."
         )
     if len(ongoing) < len(known):
         steps.append("Check the nodes that lead the partitions without a marker (chronik transaction describe ID).")
