@@ -26,7 +26,8 @@ def markdown(samples: Samples, rows: Sequence[Row]) -> str:
     lines = [f"{len(compared) - len(missed)} of {len(compared)} goals met.", ""]
     for peer in dict.fromkeys(row["peer_name"] for row in compared):
         lines += _table(samples, [row for row in compared if row["peer_name"] == peer], peer)
-    lines += _without_goal([measured for measured in samples.measured.values() if measured.goal is None])
+    others = [one for one in samples.measured.values() if one.goal is None or one.is_own_goal]
+    lines += _not_compared(others)
     return "\n".join(lines)
 
 
@@ -97,12 +98,12 @@ def _table(samples: Samples, rows: Sequence[Row], peer: str) -> list[str]:
     return [*lines, ""]
 
 
-def _without_goal(measured: Sequence[Measured]) -> list[str]:
+def _not_compared(measured: Sequence[Measured]) -> list[str]:
     if not measured:
         return []
     sides = list(dict.fromkeys(side for one in measured for side in one.sides))
     lines = [
-        "Without a goal, and how cost grows:",
+        "Without a goal on the ratio, and how cost grows:",
         "",
         f"| workload | metric | unit | {' | '.join(sides)} |",
         "|---|---|---|" + "---|" * len(sides),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.rows import Row, compared_row
+from bench.rows import Row, compared_row, median, own_row
 from bench.servers import CHRONIK
 
 
@@ -20,6 +20,7 @@ from bench.servers import CHRONIK
 class Figure:
     """One measured value. With `series` it is a point at `x` of a plot; without a goal it is in plots and tables only.
 
+    The goal applies to the ratio Chronik : peer, or, with `is_own_goal`, to Chronik's own value.
     `cpu_s` and `resident_mb` cover all server processes, during the run and at its end.
     """
 
@@ -32,6 +33,7 @@ class Figure:
     x: float | None = None
     cpu_s: float | None = None
     resident_mb: float | None = None
+    is_own_goal: bool = False
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Measured:
     goal: str | None = None
     series: str | None = None
     x: float | None = None
+    is_own_goal: bool = False
     sides: dict[str, Taken] = field(default_factory=dict)
 
     @property
@@ -88,7 +91,7 @@ class Samples:
         if measured is None:
             measured = self.measured[key] = Measured(*key, figure.unit)
         measured.unit, measured.goal = figure.unit, figure.goal
-        measured.series, measured.x = figure.series, figure.x
+        measured.series, measured.x, measured.is_own_goal = figure.series, figure.x, figure.is_own_goal
         if (*key, side) not in self._renewed and not self._is_adding:
             measured.sides.pop(side, None)
         self._renewed.add((*key, side))
@@ -106,10 +109,14 @@ class Samples:
         self._path.write_text(json.dumps(content, indent=1) + "\n")
 
     def rows(self) -> Iterator[Row]:
-        """Yield one row for each peer of each figure that has a goal and both sides."""
+        """Yield one row for each peer of each figure that has a goal and both sides, or one for Chronik's own goal."""
         for measured in self.measured.values():
             ours = measured.sides.get(CHRONIK)
             if ours is None or measured.goal is None:
+                continue
+            if measured.is_own_goal:
+                value = median(ours.values)
+                yield own_row(measured.workload, measured.metric, measured.unit, value, measured.goal)
                 continue
             for peer in measured.peers:
                 yield compared_row(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import chronik_server, kafka_server, restarts, workloads
+from bench import chronik_server, kafka_server, restarts, transactions, workloads
 from bench.clients import NotMeasured, Topic, drive, drive_single_requests, wait_until_listening, write_to_all
 from bench.processes import machine_time
 from bench.samples import Samples
@@ -55,10 +55,13 @@ PARTS = (
     Part("consume", workloads.consume, (1,), is_beside_small_heap=True),
     Part("latency", workloads.latency, (3,), BOTH),
     Part("requests", workloads.requests, (1,), BOTH, is_beside_small_heap=True),
+    Part("transactions", transactions.produce, (3,), BOTH),
+    Part("transactions", transactions.commit_latency, (3,), BOTH),
+    Part("transactions", transactions.read_committed, (1,)),
     Part("memory", workloads.loaded_memory, (1, 3), is_beside_small_heap=True),
     Part("failover", workloads.failover, (3,)),
 )
-GROWTH_PARTS = ("partitions", "restart", "sizes", "connections")
+GROWTH_PARTS = ("partitions", "restart", "sizes", "connections", "transactional-ids")
 NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS)
 
 
@@ -103,6 +106,9 @@ def growth_plans(names: Sequence[str], repetitions: int, files_max: int, say: Ca
         yield Plan("record sizes", setup, sides, repetitions, warm=(workloads.record_sizes,))
     if "connections" in names:
         yield Plan("connections", setup, sides, repetitions, warm=(workloads.connections,))
+    if "transactional-ids" in names:
+        run = transactions.many_ids(10_000)
+        yield Plan("10,000 transactional ids", Setup(3, "replicated"), sides, repetitions, warm=(run,))
     if "partitions" in names:
         for count in (10, 100, 1_000, 5_000):
             if reason := restarts.no_files_for(count, files_max):

@@ -38,6 +38,15 @@ def test_a_row_needs_both_sides_and_a_goal() -> None:
     assert [row["ratio"] for row in measured(None, [1.0], [2.0]).rows()] == [0.5]
 
 
+def test_an_own_goal_is_judged_without_the_peer_and_shown_beside_it() -> None:
+    samples = Samples(None)
+    for side, value in ((CHRONIK, 1.5), (PEER, 9.0)):
+        samples.add(side, Figure("failover", "commit after", "s", value, "<= 2.0", is_own_goal=True))
+    (row,) = samples.rows()
+    assert (row["chronik"], row["peer"], row["ratio"], row["met"]) == (1.5, None, None, True)
+    assert "| failover | commit after | s | 1.5 | 9 |" in report.markdown(samples, [row])
+
+
 def test_a_new_run_replaces_the_samples_of_the_last(tmp_path: Path) -> None:
     path = tmp_path / "samples.json"
     measured(path, [1.0, 2.0], [4.0]).save()

@@ -18,6 +18,7 @@ def test_commands_create_describe_alter_and_delete_a_topic(shared_node: Node) ->
     first = described["partitions"][0]
     assert first["leader"] == first["replicas"][0] == first["isr"][0] == shared_node.node_id
     assert (first["log_start_offset"], first["log_end_offset"], first["high_watermark"]) == (0, 0, 0)
+    assert first["last_stable_offset"] == 0
 
     assert chronik("topic", "alter", "cli-topic", "--config", "retention.ms=9000", "--partitions", "4", *at).code == 0
     described = chronik("topic", "describe", "cli-topic", "--json", *at).json()

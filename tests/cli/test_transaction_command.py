@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from tests.cli.run_chronik import Outcome
 from tests.node.cluster_harness import LocalNodes
-from tests.node.support_transactions import TransactionalClient, create_topic, markers
+from tests.node.support_transactions import TransactionalClient, create_topic, markers, write_open
 
 from chronik.node.broker import Broker
-from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode
 
 ALONE = {"default_replication_factor": 1, "transaction_state_topic_partitions": 3}
@@ -46,25 +45,6 @@ async def open_transaction(nodes: LocalNodes) -> TransactionalClient:
     return client
 
 
-def write(broker: Broker, index: int, producer_id: int, *, age_ms: int = 0) -> int:
-    """Append a transactional batch to the log itself, as a leader would that does not verify; return its offset."""
-    partition = broker.partition("orders", index)
-    assert partition is not None and partition.leader is not None
-    now_ms = time.time_ns() // 1_000_000 - age_ms
-    batch = memoryview(
-        bytearray(
-            encode_batch(
-                [(b"k", b"v", [], now_ms)],
-                producer_id=producer_id,
-                producer_epoch=0,
-                base_sequence=0,
-                is_transactional=True,
-            )
-        )
-    )
-    return partition.append_internal(bytes(batch), now_ms).base_offset
-
-
 async def test_list_and_describe_show_an_open_transaction(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path, 1, **ALONE) as nodes:
         (broker,) = await nodes.start_all()
@@ -83,13 +63,18 @@ async def test_list_and_describe_show_an_open_transaction(tmp_path: Path) -> Non
         assert (described["producer_id"], described["producer_epoch"]) == client.producer
         assert (described["state"], described["timeout_ms"]) == ("Ongoing", 60_000)
         assert 0 <= described["open_s"] < 60
+        began, ends = (datetime.fromisoformat(described[name]) for name in ("started", "times_out"))
+        assert ends - began == timedelta(minutes=1)
         assert described["partitions"] == [{"topic": "orders", "partition": 0}, {"topic": "orders", "partition": 2}]
         shown = await chronik(broker, "describe", ID)
         assert shown.code == 0 and "Ongoing" in shown.out
         unknown = await chronik(broker, "describe", "nobody")
-        assert unknown.code == 2 and "see chronik transaction list" in unknown.error_line
+        assert unknown.code == 2 and "nobody does not exist" in unknown.error_line
+        assert "see chronik transaction list" in unknown.error_line
+        empty = await chronik(broker, "describe", "")
+        assert empty.code == 2 and "a transactional id is not empty" in empty.error_line
         wrong = await chronik(broker, "list", "--state", "Lost")
-        assert wrong.code == 2 and "Lost" in wrong.error_line
+        assert wrong.code == 2 and "Lost, use Empty, Ongoing" in wrong.error_line
         client.close()
         idle.close()
 
@@ -115,10 +100,10 @@ async def test_hanging_transaction_is_found_and_aborted_but_an_open_one_is_not(t
         (broker,) = await nodes.start_all()
         await create_topic(nodes, "orders", 3, replicas=1)
         client = await open_transaction(nodes)
-        write(broker, 0, client.producer.producer_id)
+        write_open(broker, "orders", 0, client.producer.producer_id)
         # In this partition, the same producer's transaction has no end in sight: the coordinator does not know of it.
-        offset = write(broker, 1, client.producer.producer_id, age_ms=10_000)
-        stranger = write(broker, 2, 999, age_ms=10_000)
+        offset = write_open(broker, "orders", 1, client.producer.producer_id, age_ms=10_000)
+        stranger = write_open(broker, "orders", 2, 999, age_ms=10_000)
         nothing = await chronik(broker, "hanging", "--json")
         assert nothing.code == 0 and nothing.json()["transactions"] == [], "none is older than the highest timeout"
         found = await chronik(broker, "hanging", "--older-than", "0", "--json")
@@ -131,6 +116,8 @@ async def test_hanging_transaction_is_found_and_aborted_but_an_open_one_is_not(t
         ]
         older = await chronik(broker, "hanging", "--older-than", "5", "--topic", "orders", "--partition", "2", "--json")
         assert [each["partition"] for each in Outcome(0, older.out, "").json()["transactions"]] == [2]
+        nowhere = await chronik(broker, "hanging", "--topic", "orders", "--partition", "3")
+        assert nowhere.code == 2 and "orders has no partition 3" in nowhere.error_line
         at = ("abort", "--topic", "orders", "--partition")
         refused = await chronik(broker, *at, "0", "--start-offset", "0")
         assert refused.code == 2 and f"chronik transaction abort {ID}" in refused.error_line
@@ -140,6 +127,6 @@ async def test_hanging_transaction_is_found_and_aborted_but_an_open_one_is_not(t
             aborted = await chronik(broker, *at, str(index), "--start-offset", str(start), "--json")
             assert aborted.json()["aborted"]
             assert [each.is_commit for each in markers(broker, "orders", index)] == [False]
-        left = await chronik(broker, "hanging", "--older-than", "0", "--json")
-        assert left.code == 0 and left.json()["transactions"] == []
+        left = await chronik(broker, "hanging", "--older-than", "0")
+        assert left.code == 0 and "no transaction hangs" in left.error_line
         client.close()

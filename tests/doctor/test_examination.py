@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
+from tests.node.support_transactions import TransactionalClient, create_topic, write_open
 from tests.node.test_any_node import create, produce
 
 from chronik.client.errors import ClientError
-from chronik.doctor import diagnose
+from chronik.doctor import Diagnosis
+from chronik.doctor import diagnose as diagnose_at
 from chronik.doctor.brokers import Brokers
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -23,6 +26,16 @@ def any_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
         return {}
 
     monkeypatch.setattr(Brokers, "http_addresses", none)
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def diagnose(
+    bootstrap: list[tuple[str, int]], topic: str, group: str | None = None, seconds: float = 5
+) -> Diagnosis:
+    return await diagnose_at(bootstrap, topic, group, seconds, wall_ms=wall_ms)
 
 
 def bootstrap(nodes: LocalNodes) -> list[tuple[str, int]]:
@@ -87,3 +100,27 @@ async def test_examination_reports_no_leader_if_all_brokers_stop_while_it_runs(t
         diagnosis = await examining
         assert diagnosis.verdict == "no-leader"
         assert any("no broker returned metadata" in note for note in diagnosis.notes)
+
+
+async def test_examination_finds_an_open_and_a_hanging_transaction(tmp_path: Path) -> None:
+    alone = {"default_replication_factor": 1, "transaction_state_topic_partitions": 3, "offsets_topic_partitions": 1}
+    async with LocalNodes(tmp_path, 1, **alone) as nodes:
+        (broker,) = await nodes.start_all()
+        await create_topic(nodes, "orders", 3, replicas=1)
+        client = TransactionalClient(nodes, "payments")
+        assert await client.init() is ErrorCode.none
+        assert await client.add(("orders", 0)) is ErrorCode.none
+        write_open(broker, "orders", 0, client.producer.producer_id)
+        hanging = write_open(broker, "orders", 1, 999, age_ms=60_000)
+
+        def later_ms() -> int:
+            return wall_ms() + 15_000
+
+        diagnosis = await diagnose_at(bootstrap(nodes), "orders", seconds=4, wall_ms=later_ms)
+        assert diagnosis.verdict == "open-transaction"
+        known, unknown = diagnosis.evidence
+        assert (known.partition, known.transactional_id) == (0, "payments")
+        assert known.numbers["producer_id"] == client.producer.producer_id
+        assert (unknown.partition, unknown.numbers["last_stable_offset"]) == (1, hanging)
+        assert diagnosis.partitions[2].last_stable_offset == 0
+        client.close()

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from chronik.client.transactions import OpenTransaction, TransactionDescription
 from chronik.doctor.consumption import COMMITS_S, needs_longer
 from chronik.doctor.diagnosis import Verdict
 from chronik.doctor.observations import (
     DOCTOR_CLIENT_ID,
+    BlockingTransaction,
     DamageSeen,
     Fetch,
     GroupSample,
@@ -273,6 +275,69 @@ def test_few_or_past_rejections_are_not_reported(counts: tuple[int, int, int]) -
     assert judge(seen).verdict == "healthy"
 
 
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+WALL_MS = 1_800_000_000_000
+PAYMENTS = TransactionDescription("payments", 2, 1000, 3, "Ongoing", 60_000, WALL_MS - 35_000, (("orders", 0),))
+
+
+def block(seen: Observations, partition: int, state: TransactionDescription | None) -> None:
+    """Stall the last stable offset of a partition at 40, where the transaction of producer 1000 begins."""
+    change(seen, partition, last_stable_offset=40)
+    seen.wall_ms = WALL_MS
+    opened = OpenTransaction("orders", partition, 1000, 3, 0, 40, WALL_MS - 20_000)
+    seen.transactions = [*seen.transactions, BlockingTransaction(opened, state)]
+
+
+def test_an_open_transaction_is_reported_with_its_producer_its_timeout_and_the_cure() -> None:
+    seen = healthy()
+    block(seen, 0, PAYMENTS)
+    block(seen, 2, PAYMENTS)
+    diagnosis = judge(seen)
+    assert (diagnosis.verdict, diagnosis.also) == ("open-transaction", ())
+    assert "partition 0, 2 of orders" in diagnosis.summary
+    (item,) = diagnosis.evidence
+    assert (item.partition, item.node, item.transactional_id, item.since_s) == (0, 2, "payments", 35.0)
+    assert "(producer 1000, epoch 3)" in item.text
+    assert "since 2027-01-15T07:59:25+00:00" in item.text and "aborts it at 2027-01-15T08:00:25+00:00" in item.text
+    assert item.numbers["timeout_ms"] == 60_000 and item.numbers["lag"] == 2 * (595 - 40)
+    assert "chronik transaction abort payments." in diagnosis.next_step
+    assert diagnosis.partitions[0].last_stable_offset == 40
+
+
+def test_a_transaction_with_a_decided_outcome_is_not_to_be_aborted() -> None:
+    seen = healthy()
+    block(seen, 1, replace(PAYMENTS, state="PrepareCommit"))
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "open-transaction"
+    assert "decided its outcome (PrepareCommit)" in diagnosis.evidence[0].text
+    assert "abort" not in diagnosis.next_step
+
+
+def test_a_hanging_transaction_is_reported_with_the_command_that_ends_it() -> None:
+    seen = healthy()
+    block(seen, 1, None)
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "open-transaction"
+    (item,) = diagnosis.evidence
+    assert (item.partition, item.node, item.transactional_id, item.since_s) == (1, 2, None, 20.0)
+    assert "no coordinator knows it" in item.text
+    command = "chronik transaction abort --topic orders --partition 1 --start-offset 40"
+    assert command in diagnosis.next_step
+
+
+def test_a_short_transaction_and_a_last_stable_offset_that_advances_are_healthy() -> None:
+    seen = healthy()
+    block(seen, 0, replace(PAYMENTS, start_ms=WALL_MS - 5_000))
+    assert judge(seen).verdict == "healthy", "it has been open for a normal time"
+    seen = healthy()
+    block(seen, 0, PAYMENTS)
+    seen.partitions[0][-2] = replace(seen.partitions[0][-2], last_stable_offset=39)
+    assert judge(seen).verdict == "healthy", "the last stable offset advanced"
+    change(seen, 0, last_stable_offset=95, high_watermark=95, log_end_offset=95)
+    assert judge(seen).verdict == "healthy", "no record waits"
+
+
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +425,7 @@ def everything() -> Observations:
     change(seen, 1, high_watermark=10)
     seen.fetches = [Fetch(0, 2, 3, 0, 5_000.0), Fetch(6, 2, 3, 0, 5_000.0)]
     seen.rejections = [RejectionSample(at_s, {(1, 3): int(at_s) * 10}) for at_s in (0, 6, 12)]
+    block(seen, 3, PAYMENTS)
     members = (Member("a", "stuck", "h", (4,)), Member("b", "uneven", "h", (5, 6)))
     seen.groups["g"] = [GroupSample(at_s, "Stable", members, {4: 1, 5: 1, 6: int(at_s) * 10}) for at_s in LONG_S]
     change(seen, 7, isr=(1, 2))
@@ -371,6 +437,7 @@ CURES: dict[Verdict, Callable[[Observations], object]] = {
     "watermark-not-advancing": lambda seen: seen.partitions.pop(1),
     "fetch-hang": lambda seen: seen.fetches.clear(),
     "leadership-rejections": lambda seen: seen.rejections.clear(),
+    "open-transaction": lambda seen: seen.partitions.pop(3),
     "consumer-stopped": lambda seen: seen.partitions.pop(4),
     "partition-imbalance": lambda seen: seen.partitions.pop(5),
     "under-replicated": lambda seen: seen.partitions.pop(7),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from chronik.metadata.image import TRANSACTIONS_TOPIC
 from chronik.node.broker import Broker
 from chronik.transactions.coordinator import ProducerIdAndEpoch
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import read_batch_header, read_marker
+from chronik.wire.batch import encode_batch, read_batch_header, read_marker
 from chronik.wire.errors import ErrorCode
 
 RETRIED = (
@@ -195,6 +196,17 @@ def _markers(broker: Broker, topic: str, index: int) -> Iterator[WrittenMarker]:
             marker = read_marker(data, at)
             yield WrittenMarker(header.producer_id, header.producer_epoch, marker.is_commit, marker.coordinator_epoch)
         at += header.size_bytes
+
+
+def write_open(broker: Broker, topic: str, index: int, producer_id: int, *, age_ms: int = 0) -> int:
+    """Append a transactional batch to the log itself, as a leader would that does not verify; return its offset."""
+    partition = broker.partition(topic, index)
+    assert partition is not None and partition.leader is not None
+    now_ms = time.time_ns() // 1_000_000 - age_ms
+    batch = encode_batch(
+        [(b"k", b"v", [], now_ms)], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    return partition.append_internal(bytes(batch), now_ms).base_offset
 
 
 def leader(nodes: LocalNodes, topic: str, index: int) -> Broker | None:

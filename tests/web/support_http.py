@@ -8,6 +8,8 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+import confluent_kafka
+
 from chronik.cli.options import with_cluster
 from chronik.client.batches import Batches
 from chronik.client.cluster import Cluster
@@ -41,6 +43,16 @@ def put(bootstrap: str, topic: str, partition: int, *batches: bytes) -> None:
 def put_unacknowledged(bootstrap: str, topic: str, partition: int, batch: bytes) -> None:
     """Append a batch with acks=1."""
     with_cluster(bootstrap, lambda cluster: Batches(cluster).append(topic, partition, batch, acks=1), 30)
+
+
+def open_transaction(bootstrap: str, transactional_id: str, topic: str, partition: int = 0) -> confluent_kafka.Producer:
+    """Return a producer whose transaction is open and has one record in the partition."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"undecided", partition=partition)
+    assert producer.flush(30) == 0
+    return producer
 
 
 def batch_of(values: Sequence[bytes | None], *, codec: int = 0, time_ms: int = NOW_MS) -> bytes:

@@ -32,6 +32,7 @@ class Replica:
     log_start_offset: int = 0
     log_end_offset: int = 0
     high_watermark: int = 0
+    last_stable_offset: int = 0
 
 
 @dataclass
@@ -59,7 +60,8 @@ class Node(NodeView):
     def __init__(self) -> None:
         metrics = Metrics()
         traces = TraceRing(2, 100, lambda: 1_700_000_000_000.0, metrics)
-        runtime = SimpleNamespace(node_id=2, metrics=metrics, traces=traces, run_blocking=asyncio.to_thread)
+        env = SimpleNamespace(wall_ms=lambda: 1_700_000_000_000)
+        runtime = SimpleNamespace(node_id=2, env=env, metrics=metrics, traces=traces, run_blocking=asyncio.to_thread)
         super().__init__(cast(Runtime, runtime))
         self.broker = FakeBroker()
 
@@ -174,7 +176,7 @@ async def test_an_unknown_controller_is_null(node: Node, port: int) -> None:
 @served
 async def test_topics_are_listed_and_described_with_the_offsets_of_this_node(node: Node, port: int) -> None:
     node.broker.image = three_nodes_one_of_them_fenced()
-    node.broker.replicas[("orders", 1)] = Replica(3, 10, 8)
+    node.broker.replicas[("orders", 1)] = Replica(3, 10, 8, 6)
     (listed,) = (await get_json(port, "/api/topics"))[1]["topics"]
     assert (listed["name"], listed["partitions"], listed["replication_factor"]) == ("orders", 3, 3)
     assert (await get_json(port, "/api/topics/orders"))[0] == 503
@@ -192,6 +194,7 @@ async def test_topics_are_listed_and_described_with_the_offsets_of_this_node(nod
         "log_start_offset": 3,
         "log_end_offset": 10,
         "high_watermark": 8,
+        "last_stable_offset": 6,
     }
 
 

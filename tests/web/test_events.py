@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaConsumer
 from tests.conftest import StartNode
 from tests.support.eventually import eventually
-from tests.web.support_http import batch_of, get, put, put_unacknowledged
+from tests.web.support_http import batch_of, get, open_transaction, put, put_unacknowledged
 
 from chronik.testing.cluster import TestCluster
 from chronik.web.events import LISTENERS_MAX
@@ -119,6 +119,30 @@ def test_the_stream_reports_groups_with_their_lag(chronik_cluster: TestCluster) 
             assert next(stream.until("groups"))["groups"][0]["group"] == "readers"
     finally:
         consumer.close()
+
+
+def test_every_node_reports_open_transactions_and_the_last_stable_offset(chronik_cluster: TestCluster) -> None:
+    topic = chronik_cluster.topic(partitions=2)
+    put(chronik_cluster.bootstrap, topic, 1, batch_of([b"x"] * 3))
+    producer = open_transaction(chronik_cluster.bootstrap, "payments", topic, 1)
+    put(chronik_cluster.bootstrap, topic, 1, batch_of([b"y"] * 2))
+    for node in chronik_cluster.nodes:
+        status, found = get(node.http, "/api/transactions")
+        (transaction,) = found["transactions"]
+        assert (status, found["total"], found["silent_nodes"]) == (200, 1, [])
+        assert (transaction["transactional_id"], transaction["state"]) == ("payments", "Ongoing")
+        assert transaction["partitions"] == [f"{topic}-1"]
+        assert transaction["times_out_ms"] - transaction["start_ms"] == 60_000
+        with events(str(node.http), f"?topic={topic}&transactions=1") as stream:
+            held = (state["partitions"][1] for state in stream.until("topic"))
+            next(line for line in held if (line["last_stable_offset"], line["high_watermark"]) == (3, 6))
+            assert next(stream.until("transactions"))["transactions"] == [transaction]
+    leader = chronik_cluster.nodes[chronik_cluster.leader(topic, 1) - 1]
+    assert get(leader.http, f"/api/topics/{topic}")[1]["partitions"][1]["last_stable_offset"] == 3
+    producer.commit_transaction(30)
+    with events(str(leader.http), f"?topic={topic}&transactions=1") as stream:
+        next(state for state in stream.until("topic") if state["partitions"][1]["last_stable_offset"] == 7)
+        next(state for state in stream.until("transactions") if state["transactions"] == [])
 
 
 def test_an_unknown_group_topic_or_parameter_is_an_error_message(chronik_cluster: TestCluster) -> None:

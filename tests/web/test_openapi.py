@@ -9,7 +9,7 @@ import jsonschema_rs
 from kafka import KafkaConsumer
 from starlette.routing import Route
 from tests.support.eventually import eventually
-from tests.web.support_http import batch_of, get, put
+from tests.web.support_http import batch_of, get, open_transaction, put
 from tests.web.test_app import Node, get_json, served, three_nodes_one_of_them_fenced
 
 from chronik.node.replicas.healing import Damage
@@ -55,7 +55,7 @@ async def test_the_description_states_names_bounds_and_defaults_of_parameters(no
     assert list(parameters("/api/traces")) == ["after", "last", "topic", "partition", "limit"]
     assert list(parameters("/api/doctor/{name}")) == ["group", "seconds"]
     events = parameters(STREAM)
-    assert list(events) == ["topics", "topic", "groups", "group", "traces"]
+    assert list(events) == ["topics", "topic", "groups", "group", "transactions", "traces"]
     assert events["topic"]["schema"] == {"type": "string", "maxLength": 1000}
     assert events["topics"]["schema"] == {"type": "integer", "enum": [0, 1]}
 
@@ -83,6 +83,7 @@ def test_every_answer_of_a_real_cluster_matches_the_description(chronik_cluster:
     try:
         eventually(lambda: consumer.poll(timeout_ms=200), 20, "the consumer has its records")
         consumer.commit()
+        producer = open_transaction(chronik_cluster.bootstrap, topic, topic)
         _, description = get(address, "/api/openapi.json")
         queries = {path: "" for path in description["paths"] if path.startswith("/api/") and path != STREAM}
         queries["/api/topics/{name}/batches"] = queries["/api/topics/{name}/messages"] = "?partition=0"
@@ -96,5 +97,7 @@ def test_every_answer_of_a_real_cluster_matches_the_description(chronik_cluster:
                 check(description, path, *get(address, path.replace("{name}", "missing") + query))
         assert get(address, "/api/traces")[1]["events"]
         assert get(address, f"/api/groups/{topic}")[1]["members"]
+        assert get(address, "/api/transactions")[1]["transactions"]
+        producer.abort_transaction(20)
     finally:
         consumer.close()

@@ -9,7 +9,7 @@ from typing import Any
 from kafka import KafkaConsumer
 from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
-from tests.web.support_http import batch_of, put, put_unacknowledged
+from tests.web.support_http import batch_of, open_transaction, put, put_unacknowledged
 
 from chronik.testing.cluster import TestCluster
 from chronik.web.app import PAGE_CONTENT_TYPES, PAGE_FOLDER
@@ -91,6 +91,25 @@ def test_the_page_explains_a_stuck_watermark_until_it_advances_again(
     expect(partition.locator("td[data-label=Watermark]")).to_have_text("7")
     expect(partition).not_to_contain_text("stalled")
     expect(stalls).not_to_contain_text("still")
+
+
+def test_the_page_shows_an_open_transaction_until_it_ends(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    topic, name = chronik_cluster.topic(partitions=1), "payments-with-a-name-that-no-line-of-a-phone-holds"
+    producer = open_transaction(chronik_cluster.bootstrap, name, topic)
+    put(chronik_cluster.bootstrap, topic, 0, batch_of([b"later"]))
+    page = open_page(chronik_cluster.nodes[0].http, width=390)
+    line = page.locator(f"tr[data-key='transaction-{name}']")
+    expect(line.locator("td[data-label=Partitions]")).to_have_text(f"{topic}-0")
+    page.evaluate(f"location.hash = '#/topics/{topic}'")
+    stable = page.locator("tr[data-key=partition-0] td[data-label='Last stable']")
+    expect(stable).to_have_text("0")
+    expect(line).to_contain_text("Ongoing")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    producer.commit_transaction(30)
+    expect(stable).to_have_text("3")
+    expect(line).to_have_count(0)
 
 
 def test_the_page_shows_that_a_node_stops_and_restarts_without_a_reload(

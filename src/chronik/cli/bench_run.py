@@ -40,6 +40,8 @@ class Workload:
     linger_ms: float | None
     idempotent: bool = True
     """Takes effect only with acks=all."""
+    isolation_level: str | None = None
+    """Of consumers. librdkafka's default is read_committed."""
 
 
 class RunningTopic:
@@ -173,6 +175,8 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
     if workload.mode == "consume":
         # When its queue is full, librdkafka does not fetch for a second: the faster the broker, the longer it sleeps.
         settings |= {"group.id": "chronik-bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 10}
+        if workload.isolation_level is not None:
+            settings["isolation.level"] = workload.isolation_level
         # Client i reads the partitions i, i + clients, ..., and each partition supplies its share.
         for position, (partition, (start, end)) in enumerate(sorted(offsets.items())):
             take = min(left, end - start)

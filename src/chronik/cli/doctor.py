@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated
 
 import typer
@@ -26,7 +27,9 @@ def doctor(
 ) -> None:
     """Explain why consumption of a topic stalls: a verdict, its evidence, the next step. Exit 1 unless healthy."""
     note(f"watching {topic} for {seconds:g} s, or a little longer if a consumer is stuck")
-    diagnosis = asyncio.run(diagnose(parse_bootstrap(bootstrap), topic, group, seconds))
+    diagnosis = asyncio.run(
+        diagnose(parse_bootstrap(bootstrap), topic, group, seconds, wall_ms=lambda: time.time_ns() // 1_000_000)
+    )
     if as_json:
         print_json(diagnosis.to_json())
     else:
@@ -46,7 +49,8 @@ def show(diagnosis: Diagnosis) -> None:
     for text in diagnosis.notes:
         print(f"  note: {text}")
     print(f"next: {diagnosis.next_step}")
-    columns = ("partition", "leader", "isr", "replicas", "start", "watermark", "end", "slowest fetch ms", "groups")
+    offsets = ("start", "stable", "watermark", "end")
+    columns = ("partition", "leader", "isr", "replicas", *offsets, "slowest fetch ms", "groups")
     rows = [
         (
             view.partition,
@@ -54,6 +58,7 @@ def show(diagnosis: Diagnosis) -> None:
             ",".join(map(str, view.isr)),
             ",".join(map(str, view.replicas)),
             view.log_start_offset,
+            view.last_stable_offset,
             view.high_watermark,
             view.log_end_offset,
             view.fetch_ms,
@@ -61,4 +66,4 @@ def show(diagnosis: Diagnosis) -> None:
         )
         for view in diagnosis.partitions
     ]
-    print_table("", columns, rows, columns[:2] + columns[4:8])
+    print_table("", columns, rows, columns[:2] + columns[4:9])

@@ -16,7 +16,7 @@ from chronik.client.cluster import Cluster, Deadline
 from chronik.client.controller_watch import survey_controller
 from chronik.client.layout import ClusterLayout, PartitionLayout, TopicLayout
 from chronik.client.replica_logs import ANSWERS, Loss, ReplicaLog, loss_if_leading, replica_logs
-from chronik.client.topics import EARLIEST, LATEST, LOG_END_READER, Topics
+from chronik.client.topics import EARLIEST, LATEST, LOG_END_READER, READ_COMMITTED, Topics
 from chronik.wire.errors import ErrorCode, KafkaError
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, delete and recover topics.")
@@ -63,7 +63,7 @@ def describe(name: Name, as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT
     if as_json:
         print_json(topic)
         return
-    offsets = ("log_start_offset", "log_end_offset", "high_watermark")
+    offsets = ("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset")
     columns = ("partition", "leader", "epoch", "replicas", "isr", *offsets)
     rows = [[partition[column] for column in columns] for partition in topic["partitions"]]
     print_table(f"topic {name}, id {topic['id']}", columns, rows, columns)
@@ -173,6 +173,7 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
     starts = await topics.offsets(name, EARLIEST, led)
     ends = await topics.offsets(name, LATEST, led, reader=LOG_END_READER)
     watermarks = await topics.offsets(name, LATEST, led)
+    stable = await topics.offsets(name, LATEST, led, isolation_level=READ_COMMITTED)
     configs = await topics.configs(name)
 
     def offset(listed: dict[int, Any], partition: int) -> int | None:
@@ -192,6 +193,7 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
                 "log_start_offset": offset(starts, partition.partition),
                 "log_end_offset": offset(ends, partition.partition),
                 "high_watermark": offset(watermarks, partition.partition),
+                "last_stable_offset": offset(stable, partition.partition),
             }
             for partition in topic.partitions
         ],

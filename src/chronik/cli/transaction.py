@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -20,9 +21,16 @@ ONGOING = "Ongoing"
 OLDER_THAN_S = 900.0
 """Kafka's and Chronik's highest transaction timeout: an older open transaction has lost its coordinator."""
 
-TransactionalId = Annotated[str, typer.Argument(metavar="ID")]
+
+def _not_empty(transactional_id: str | None) -> str | None:
+    if transactional_id == "":
+        raise typer.BadParameter("a transactional id is not empty")
+    return transactional_id
+
+
+TransactionalId = Annotated[str, typer.Argument(metavar="ID", callback=_not_empty)]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")]
-PartitionOption = Annotated[int | None, typer.Option("--partition", metavar="N", help="Only this partition.")]
+PartitionOption = Annotated[int | None, typer.Option("--partition", metavar="N", min=0, help="Only this partition.")]
 
 
 @app.command("list")
@@ -63,8 +71,9 @@ def describe(
         return
     fields = [(name, value) for name, value in described.items() if name != "partitions"]
     print_table("", ("field", "value"), fields, ())
-    title = "partitions" if found.state == ONGOING else "partitions without a marker"
-    print_table(title, ("topic", "partition"), sorted(found.partitions), ("partition",))
+    if found.partitions:
+        partition = "partition" if found.state == ONGOING else "partition without a marker"
+        print_table("", ("topic", partition), sorted(found.partitions), (partition,))
 
 
 @app.command()
@@ -72,7 +81,8 @@ def hanging(
     topic: Topic = None,
     partition: PartitionOption = None,
     older_than: Annotated[
-        float, typer.Option("--older-than", metavar="SECONDS", help="Only if the last record is older than this.")
+        float,
+        typer.Option("--older-than", metavar="SECONDS", min=0, help="Only if the last record is older than this."),
     ] = OLDER_THAN_S,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -103,6 +113,8 @@ def hanging(
     else:
         columns = ("topic", "partition", "start_offset", "producer_id", "producer_epoch", "last_record")
         print_table("", columns, [list(row.values()) for row in rows], columns[1:5])
+        if not found:
+            say("no transaction hangs")
     if found:
         first = found[0]
         raise CliError(
@@ -114,11 +126,13 @@ def hanging(
 
 @app.command()
 def abort(
-    transactional_id: Annotated[str | None, typer.Argument(metavar="[ID]")] = None,
+    transactional_id: Annotated[str | None, typer.Argument(metavar="[ID]", callback=_not_empty)] = None,
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of a hanging transaction.")] = None,
-    partition: Annotated[int | None, typer.Option("--partition", metavar="N", help="Of a hanging transaction.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", min=0, help="Of a hanging transaction.")
+    ] = None,
     start_offset: Annotated[
-        int | None, typer.Option("--start-offset", metavar="OFFSET", help="Where the hanging transaction begins.")
+        int | None, typer.Option("--start-offset", metavar="OFFSET", min=0, help="Where the transaction begins.")
     ] = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -153,10 +167,12 @@ async def _abort_hanging(transactions: Transactions, topic: str, partition: int,
         raise CliError(
             f"no open transaction begins at {topic}-{partition}, offset {start_offset}: see chronik transaction hanging"
         )
-    if not await transactions.not_coordinated(found):
-        listed = await transactions.listed((), [found[0].producer_id])
-        name = listed[0].transactional_id if listed else "its transactional id"
-        raise CliError(f"this transaction does not hang, its coordinator will end it: chronik transaction abort {name}")
+    described = (await transactions.coordinated(found)).get(found[0].key)
+    if described is not None:
+        raise CliError(
+            "this transaction does not hang, its coordinator will end it: chronik transaction abort "
+            f"{shlex.quote(described.transactional_id)}"
+        )
     await transactions.write_abort(found[0])
 
 
@@ -170,6 +186,7 @@ def _described(found: TransactionDescription, now_ms: int) -> dict[str, Any]:
         "producer_epoch": found.producer_epoch,
         "timeout_ms": found.timeout_ms,
         "started": None if found.start_ms is None else _time(found.start_ms),
+        "times_out": _time((found.start_ms or 0) + found.timeout_ms) if is_open else None,
         "open_s": max(0, now_ms - (found.start_ms or 0)) / 1000 if is_open else None,
         "partitions": [{"topic": topic, "partition": index} for topic, index in sorted(found.partitions)],
     }

@@ -20,6 +20,7 @@ Partition = tuple[str, int]
 STATE_TOPIC = "__transaction_state"
 """The leader of a partition coordinates the transactional ids that hash to it."""
 
+STATES = "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or PrepareEpochFence"
 FENCING_TIMEOUT_MS = 60_000
 """The transaction timeout that InitProducerId requires; the application's next producer replaces it."""
 
@@ -82,7 +83,7 @@ class Transactions:
                 raise_for(response, f"transactions of broker {node_id}")
                 if response.unknown_state_filters:
                     unknown = ", ".join(response.unknown_state_filters)
-                    raise KafkaError(ErrorCode.invalid_request, f"unknown transaction state {unknown}")
+                    raise KafkaError(ErrorCode.invalid_request, f"unknown transaction state {unknown}, use {STATES}")
                 for each in response.transaction_states:
                     listed[each.transactional_id] = ListedTransaction(
                         each.transactional_id, node_id, each.producer_id, each.transaction_state
@@ -100,6 +101,8 @@ class Transactions:
             values = {"transactional_ids": [transactional_id]}
             response = await connection.call(ApiKey.DESCRIBE_TRANSACTIONS, values, timeout_s=deadline.left_s)
             (found,) = response.transaction_states
+            if found.error_code is ErrorCode.transactional_id_not_found:
+                raise KafkaError(found.error_code, f"transactional id {transactional_id} does not exist")
             raise_for(found, f"transactional id {transactional_id}")
             start_ms = int(found.transaction_start_time.timestamp() * 1000)
             return TransactionDescription(
@@ -123,6 +126,8 @@ class Transactions:
             by_leader: dict[int, list[int]] = {}
             for index, leader in (await self._cluster.leaders(topic, wanted, deadline=deadline)).items():
                 by_leader.setdefault(leader, []).append(index)
+            if wanted is not None and not by_leader:
+                raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {topic} has no partition {partition}")
             found: list[OpenTransaction] = []
             for leader, indexes in by_leader.items():
                 connection = await self._cluster.connection(leader, deadline)
@@ -154,20 +159,32 @@ class Transactions:
 
     async def not_coordinated(self, candidates: Sequence[OpenTransaction]) -> list[OpenTransaction]:
         """Return the transactions whose coordinator does not know that it has yet to end them."""
+        known = await self.coordinated(candidates)
+        return [each for each in candidates if each.key not in known]
+
+    async def coordinated(
+        self, candidates: Sequence[OpenTransaction]
+    ) -> dict[tuple[str, int, int, int], TransactionDescription]:
+        """Return the state of the transactions that a coordinator has yet to end, by `OpenTransaction.key`.
+
+        LEADER_NOT_AVAILABLE if a coordinator is away: it may know the transactions that the others do not.
+        """
         if not candidates:
-            return []
+            return {}
         producer_ids = sorted({each.producer_id for each in candidates})
         names = {each.producer_id: each.transactional_id for each in await self._listed_by_all(producer_ids)}
-        awaited: set[tuple[int, str, int]] = set()
+        described: dict[int, TransactionDescription] = {}
         for producer_id, name in names.items():
             try:
-                described = await self.describe(name)
+                described[producer_id] = await self.describe(name)
             except KafkaError as error:
                 if error.code is not ErrorCode.transactional_id_not_found:
                     raise
-                continue
-            awaited |= {(producer_id, *partition) for partition in described.partitions}
-        return [each for each in candidates if (each.producer_id, each.topic, each.partition) not in awaited]
+        return {
+            each.key: described[each.producer_id]
+            for each in candidates
+            if each.producer_id in described and (each.topic, each.partition) in described[each.producer_id].partitions
+        }
 
     async def _listed_by_all(self, producer_ids: Sequence[int]) -> list[ListedTransaction]:
         """Return the transactional ids of these producers; fail unless every coordinator has answered.

@@ -9,7 +9,7 @@ from typing import Any
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError, ConnectionLost
 from chronik.client.layout import ClusterLayout, layout_of
-from chronik.client.topics import CONSUMER_READER, EARLIEST, LATEST, LOG_END_READER
+from chronik.client.topics import CONSUMER_READER, EARLIEST, LATEST, LOG_END_READER, READ_COMMITTED, READ_UNCOMMITTED
 from chronik.doctor.observations import DOCTOR_CLIENT_ID
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -24,8 +24,8 @@ FETCH_BYTES = 64 * 1024
 Address = tuple[str, int]
 OffsetsOrErrors = dict[tuple[str, int], tuple[int | None, str | None]]
 """By topic and partition."""
-ReportedOffsets = tuple[int | None, int | None, int | None, str | None, float]
-"""Of one partition at its leader: log start, high watermark, log end, error, and the response time in ms."""
+ReportedOffsets = tuple[int | None, int | None, int | None, str | None, float, int | None]
+"""Of one partition at its leader: log start, high watermark, log end, error, response time in ms, last stable end."""
 
 
 class Brokers:
@@ -139,16 +139,17 @@ class Brokers:
             if node not in self.addresses:
                 raise KafkaError(ErrorCode.leader_not_available, "the metadata names no leader")
             connection = await self._node_connection(node)
-            starts, watermarks, ends = await log_bounds(connection, {topic: partitions}, REQUEST_TIMEOUT_S)
+            starts, stable, watermarks, ends = await log_bounds(connection, {topic: partitions}, REQUEST_TIMEOUT_S)
         except (ClientError, KafkaError) as error:
-            return dict.fromkeys(partitions, (None, None, None, str(error), 0.0))
+            return dict.fromkeys(partitions, (None, None, None, str(error), 0.0, None))
         answer_ms = (self._loop.time() - began_s) * 1000
         reported: dict[int, ReportedOffsets] = {}
         for partition in partitions:
             start, _ = starts[topic, partition]
+            stable_end, _ = stable[topic, partition]
             watermark, watermark_error = watermarks[topic, partition]
             end, end_error = ends[topic, partition]
-            reported[partition] = (start, watermark, end, watermark_error or end_error, answer_ms)
+            reported[partition] = (start, watermark, end, watermark_error or end_error, answer_ms, stable_end)
         return reported
 
     async def groups(self) -> list[str]:
@@ -184,13 +185,26 @@ class Brokers:
 async def log_bounds(
     connection: Connection, partitions: Mapping[str, Iterable[int]], timeout_s: float
 ) -> list[OffsetsOrErrors]:
-    """Return the log starts, the ends that consumers see, and the log ends."""
-    requests = ((EARLIEST, CONSUMER_READER), (LATEST, CONSUMER_READER), (LATEST, LOG_END_READER))
+    """Return the log starts, the ends that read_committed and other consumers see, and the log ends.
+
+    The requests are answered in this order, and none of these offsets falls: each end is at or above the one before it.
+    """
+    requests = (
+        (EARLIEST, CONSUMER_READER, READ_UNCOMMITTED),
+        (LATEST, CONSUMER_READER, READ_COMMITTED),
+        (LATEST, CONSUMER_READER, READ_UNCOMMITTED),
+        (LATEST, LOG_END_READER, READ_UNCOMMITTED),
+    )
     return await asyncio.gather(*(_list_offsets(connection, partitions, *request, timeout_s) for request in requests))
 
 
 async def _list_offsets(
-    connection: Connection, partitions: Mapping[str, Iterable[int]], time_ms: int, reader: int, timeout_s: float
+    connection: Connection,
+    partitions: Mapping[str, Iterable[int]],
+    time_ms: int,
+    reader: int,
+    isolation_level: int,
+    timeout_s: float,
 ) -> OffsetsOrErrors:
     topics = [
         {
@@ -199,7 +213,7 @@ async def _list_offsets(
         }
         for topic, indexes in partitions.items()
     ]
-    values = {"replica_id": reader, "isolation_level": 0, "topics": topics}
+    values = {"replica_id": reader, "isolation_level": isolation_level, "topics": topics}
     answer = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=9)
     return {
         (topic.name, listed.partition_index): (listed.offset, None)

@@ -14,6 +14,7 @@ Verdict: TypeAlias = Literal[
     "watermark-not-advancing",
     "fetch-hang",
     "leadership-rejections",
+    "open-transaction",
     "consumer-stopped",
     "partition-imbalance",
 ]
@@ -27,6 +28,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     node: int | None = None
     group: str | None = None
     client: str | None = None
+    transactional_id: str | None = None
     since_s: float | None = None
     """How long the condition has lasted, as far as is known."""
     numbers: dict[str, float] = {}
@@ -40,6 +42,7 @@ class ExaminedPartition(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     log_start_offset: int | None
+    last_stable_offset: int | None
     high_watermark: int | None
     log_end_offset: int | None
     watermark_lag: int | None

@@ -7,7 +7,7 @@ after another for each partition, as a consumer would.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -15,12 +15,22 @@ from chronik.client.cluster import Cluster
 from chronik.client.errors import ClientError, Unreachable
 from chronik.client.groups import Groups
 from chronik.client.topics import Topics
+from chronik.client.transactions import Transactions
 from chronik.doctor.brokers import FIRST_TIMEOUT_S, Address, Brokers
 from chronik.doctor.chronik_nodes import ChronikNodes, all_http_addresses
 from chronik.doctor.consumption import COMMITS_S, needs_longer
 from chronik.doctor.diagnosis import Diagnosis
-from chronik.doctor.observations import DOCTOR_CLIENT_ID, Fetch, GroupSample, Member, Observations, PartitionSample
+from chronik.doctor.observations import (
+    DOCTOR_CLIENT_ID,
+    BlockingTransaction,
+    Fetch,
+    GroupSample,
+    Member,
+    Observations,
+    PartitionSample,
+)
 from chronik.doctor.rules import judge
+from chronik.doctor.transactions import held_back
 from chronik.wire.errors import ErrorCode, KafkaError
 
 SECONDS = 5.0
@@ -32,14 +42,20 @@ GROUP_TIMEOUT_S = 2.0
 
 
 async def diagnose(
-    bootstrap: Sequence[Address], topic: str, group: str | None = None, seconds: float = SECONDS
+    bootstrap: Sequence[Address],
+    topic: str,
+    group: str | None = None,
+    seconds: float = SECONDS,
+    *,
+    wall_ms: Callable[[], int],
 ) -> Diagnosis:
     """Examine a topic and the named group, or all groups that consume the topic if none is named.
 
+    `wall_ms` is the wall clock: the brokers report since when a transaction is open by theirs.
     Raises UNKNOWN_TOPIC_OR_PARTITION, GROUP_ID_NOT_FOUND, or a ClientError if no broker can be reached.
     """
     async with aclosing(Examination(bootstrap, topic, group)) as examination:
-        await examination.run(min(seconds, SECONDS_MAX))
+        await examination.run(min(seconds, SECONDS_MAX), wall_ms)
     return judge(examination.seen)
 
 
@@ -69,7 +85,7 @@ class Examination:
         self._brokers.close()
         await self._cluster.close()
 
-    async def run(self, seconds: float) -> None:
+    async def run(self, seconds: float, wall_ms: Callable[[], int]) -> None:
         await self._begin()
         has_read_halfway = False
         began_s = self._now_s
@@ -84,6 +100,7 @@ class Examination:
             await asyncio.sleep(0.8)
             await self._sample()
         await self._finish()
+        await self._read_transactions(wall_ms)
 
     async def _begin(self) -> None:
         """Collect what is needed once. Raises KafkaError if the topic or the group does not exist."""
@@ -224,3 +241,29 @@ class Examination:
         self.seen.fetches += [self._timed(probe, is_over=False) for probe in self._open_probes.values()]
         nodes, seen = self._nodes, self.seen
         await asyncio.gather(nodes.read_metrics(seen, now_s), nodes.read_replicas(seen), nodes.read_traces(seen))
+
+    async def _read_transactions(self, wall_ms: Callable[[], int]) -> None:
+        """Find the transaction at the last stable offset of each partition that does not advance, and its coordinator.
+
+        A transaction may end meanwhile, so those that no coordinator knows are looked up again.
+        """
+        seen, transactions = self.seen, Transactions(self._cluster)
+        try:
+            blocking = [
+                each
+                for index, sample in held_back(seen).items()
+                for each in await transactions.open_in(self._topic, index)
+                if each.start_offset == sample.last_stable_offset
+            ]
+            coordinated = await transactions.coordinated(blocking)
+            unknown = [each for each in blocking if each.key not in coordinated]
+            ended = {each.key for each in unknown}
+            for index in {each.partition for each in unknown}:
+                ended -= {each.key for each in await transactions.open_in(self._topic, index)}
+        except (KafkaError, ClientError) as error:
+            seen.note(f"the open transactions could not be queried: {error}")
+            return
+        seen.wall_ms = wall_ms()
+        seen.transactions = [
+            BlockingTransaction(each, coordinated.get(each.key)) for each in blocking if each.key not in ended
+        ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from chronik.client.transactions import OpenTransaction, TransactionDescription
 from chronik.observe.traces import Trace
 
 DOCTOR_CLIENT_ID = "chronik-doctor"
@@ -15,7 +17,7 @@ class PartitionSample:
     """One partition at one moment. `error` is why its leader returned no offsets: a Kafka or a network error.
 
     `high_watermark` is what consumers see. A new leader may not know it yet while `log_end_offset` is known.
-    `answer_ms` is the leader's response time.
+    `answer_ms` is the leader's response time. read_committed consumers see records below `last_stable_offset`.
     """
 
     at_s: float
@@ -27,6 +29,7 @@ class PartitionSample:
     log_end_offset: int | None = None
     error: str | None = None
     answer_ms: float = 0.0
+    last_stable_offset: int | None = None
 
     @property
     def has_leader(self) -> bool:
@@ -91,6 +94,14 @@ class DamageSeen:
     waits_for: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class BlockingTransaction:
+    """A transaction that read_committed consumers wait for. `coordinated` is None if no coordinator knows it."""
+
+    open: OpenTransaction
+    coordinated: TransactionDescription | None
+
+
 @dataclass(slots=True)
 class Observations:
     """Everything observed so far. `requested_group` is None unless the caller named a group."""
@@ -114,6 +125,10 @@ class Observations:
     """Of all responding nodes, ordered by node and number."""
     node_clocks_ms: Mapping[int, float] = field(default_factory=dict)
     """Each node's own clock when its traces were read, because clocks differ."""
+    transactions: Sequence[BlockingTransaction] = ()
+    """The first open transaction of each partition whose last stable offset stalls."""
+    wall_ms: int = 0
+    """The doctor's clock when it read the transactions."""
     notes: list[str] = field(default_factory=list)
 
     def ago_s(self, event: Trace) -> float:
@@ -123,3 +138,9 @@ class Observations:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def lasting_s(samples: Sequence[PartitionSample], holds: Callable[[PartitionSample], bool]) -> float | None:
+    """Return how long a condition has held without a break up to the last sample, or None if it does not hold now."""
+    holding = list(itertools.takewhile(holds, reversed(samples)))
+    return holding[0].at_s - holding[-1].at_s if holding else None

@@ -6,14 +6,14 @@ precedence is the verdict. It is usually closest to the cause, because a conditi
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 
 from chronik.doctor.consumption import consumer_stopped, partition_imbalance
 from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, listed, nodes_of
 from chronik.doctor.fetch_path import UNNAMED_CLIENT, fetch_hang
-from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample, RejectionSample
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample, RejectionSample, lasting_s
+from chronik.doctor.transactions import open_transaction
 from chronik.observe.traces import FetchServed, IsrChanged, ProduceRejected, WatermarkUpdated
 
 LEADERLESS_S = 2.0
@@ -25,12 +25,6 @@ DAMAGES_NAMED_MAX = 10
 REJECTION_ERRORS = ("NOT_LEADER_OR_FOLLOWER", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
 
 
-def _lasting_s(samples: Sequence[PartitionSample], holds: Callable[[PartitionSample], bool]) -> float | None:
-    """Return how long a condition has held without a break up to the last sample, or None if it does not hold now."""
-    holding = list(itertools.takewhile(holds, reversed(samples)))
-    return holding[0].at_s - holding[-1].at_s if holding else None
-
-
 def _plural(noun: str, items: Sized) -> str:
     return noun if len(items) == 1 else f"{noun}s"
 
@@ -38,7 +32,7 @@ def _plural(noun: str, items: Sized) -> str:
 def no_leader(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
-        since_s = _lasting_s(samples, lambda sample: not sample.has_leader)
+        since_s = lasting_s(samples, lambda sample: not sample.has_leader)
         # Two samples without a leader in the metadata suffice. Otherwise wait for longer than an election takes.
         at_once = len(samples) > 1 and samples[-1].leader < 0 and samples[-2].leader < 0
         if since_s is not None and (at_once or since_s >= LEADERLESS_S):
@@ -77,7 +71,7 @@ def watermark_not_advancing(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
         current = samples[-1]
-        stuck_s = _lasting_s(samples, partial(_is_stuck_at, current.high_watermark))
+        stuck_s = lasting_s(samples, partial(_is_stuck_at, current.high_watermark))
         if stuck_s is not None and stuck_s >= WATERMARK_STUCK_S:
             since_s = max(stuck_s, _watermark_age_s(seen, partition))
             evidence.append(_stuck_watermark(seen, partition, current, since_s))
@@ -193,7 +187,7 @@ def _rejected_clients(seen: Observations, node: int, partition: int) -> list[str
 def under_replicated(seen: Observations) -> Finding:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
-        since_s = _lasting_s(samples, lambda sample: len(sample.isr) < len(sample.replicas))
+        since_s = lasting_s(samples, lambda sample: len(sample.isr) < len(sample.replicas))
         if since_s is None or (len(samples) > 1 and since_s == 0):
             continue
         sample = samples[-1]
@@ -227,6 +221,7 @@ PRECEDENCE: tuple[Callable[[Observations], Finding], ...] = (
     watermark_not_advancing,
     fetch_hang,
     leadership_rejections,
+    open_transaction,
     consumer_stopped,
     partition_imbalance,
     under_replicated,
@@ -294,6 +289,7 @@ def _examined(seen: Observations, partition: int, samples: list[PartitionSample]
         sample.replicas,
         sample.isr,
         sample.log_start_offset,
+        sample.last_stable_offset,
         watermark,
         end,
         None if end is None or watermark is None else max(0, end - watermark),

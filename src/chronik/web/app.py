@@ -35,6 +35,7 @@ from chronik.web.node_view import REASONS, NodeView, require_image, require_topi
 from chronik.web.offsets import OffsetSampler
 from chronik.web.openapi import PLAIN_TEXT, Endpoint, describe
 from chronik.web.safe_headers import SafeHeaders
+from chronik.web.transaction_views import transactions_view
 from chronik.web.views import cluster_view, own_view, topic_view, topics_view
 
 T = TypeVar("T")
@@ -108,6 +109,9 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
     async def group(parameters: Parameters) -> schemas.Group:
         return await sampled(partial(group_view, parameters.name, node))
 
+    async def transactions(parameters: Parameters) -> schemas.Transactions:
+        return await sampled(partial(transactions_view, node))
+
     async def sampled(view: Callable[[OffsetSampler], Awaitable[T]]) -> T:
         """Run a view that queries other brokers, over its own connections."""
         async with sampling, aclosing(OffsetSampler(node)) as sampler:
@@ -145,6 +149,7 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
             "One group with its members and partitions. Its name may contain slashes.",
             schemas.Group,
         ),
+        Endpoint("/api/transactions", transactions, "Open transactions, the oldest first.", schemas.Transactions),
         Endpoint(
             "/api/traces",
             partial(traces.traces_page, node),

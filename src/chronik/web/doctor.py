@@ -46,9 +46,10 @@ class Doctor:
         # Query this node first, because it may be the only one that answers.
         brokers = sorted(image.brokers.values(), key=lambda broker: (broker.id != self._node.node_id, broker.id))
         addresses = [(broker.host, broker.port) for broker in brokers]
+        wall_ms = self._node.wall_ms
         self._topic = topic
         try:
-            return await in_own_thread(lambda: diagnose(addresses, topic, group, seconds))
+            return await in_own_thread(lambda: diagnose(addresses, topic, group, seconds, wall_ms=wall_ms))
         except (KafkaError, ClientError) as error:
             if isinstance(error, KafkaError) and error.code in UNKNOWN:
                 raise Refusal(404, f"{error.message or error}: see /api/topics and /api/groups") from None

@@ -1,11 +1,12 @@
 """/api/events: a node's view of its cluster as server-sent events.
 
-    cluster   always: on every change, and every few seconds
-    topics    ?topics=1: one line per topic, every second
-    topic     ?topic=NAME: its partitions with offsets, lag and rate, every 500 ms
-    groups    ?groups=1: one line per consumer group, every 2 s
-    group     ?group=NAME: its members and its lag per partition, every second
-    traces    ?traces=1: new trace events of all nodes, only those of the topic if one is named
+    cluster        always: on every change, and every few seconds
+    topics         ?topics=1: one line per topic, every second
+    topic          ?topic=NAME: its partitions with offsets, lag and rate, every 500 ms
+    groups         ?groups=1: one line per consumer group, every 2 s
+    group          ?group=NAME: its members and its lag per partition, every second
+    transactions   ?transactions=1: open transactions, every 2 s
+    traces         ?traces=1: new trace events of all nodes, only those of the topic if one is named
 
 Each feed is computed once for all its listeners, and not at all without listeners. The number of listeners is bounded.
 """
@@ -20,13 +21,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chronik.web.answers import Flag, Parameters, Refusal, Text
-from chronik.web.feeds import ClusterFeed, Feed, GroupFeed, GroupsFeed, Listener, TopicFeed, TopicsFeed
+from chronik.web.feeds import (
+    ClusterFeed,
+    Feed,
+    GroupFeed,
+    GroupsFeed,
+    Listener,
+    TopicFeed,
+    TopicsFeed,
+    TransactionsFeed,
+)
 from chronik.web.node_view import NodeView
 from chronik.web.traces import TracesFeed
 
-TOPICS, GROUPS, TRACES = Flag("topics"), Flag("groups"), Flag("traces")
+TOPICS, GROUPS, TRANSACTIONS, TRACES = Flag("topics"), Flag("groups"), Flag("transactions"), Flag("traces")
 TOPIC, GROUP = (Text(name, characters_max=1000) for name in ("topic", "group"))
-PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRACES)
+PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRANSACTIONS, TRACES)
 LISTENERS_MAX = 64
 EVENT_STREAM = "text/event-stream"
 SEND_TIMEOUT_S = 60.0
@@ -85,6 +95,8 @@ class EventHub:
             feeds["groups", ""] = lambda: GroupsFeed(node)
         if group is not None:
             feeds["group", group] = lambda: GroupFeed(node, group)
+        if parameters.flag(TRANSACTIONS):
+            feeds["transactions", ""] = lambda: TransactionsFeed(node)
         if parameters.flag(TRACES):
             feeds["traces", topic or ""] = lambda: TracesFeed(node, topic)
         return feeds

@@ -16,6 +16,7 @@ from chronik.web.answers import Refusal
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler, Sample
+from chronik.web.transaction_views import transactions_view
 from chronik.web.views import cluster_view, own_view, partition_layout, topic_fields, topics_by_name
 
 CHUNKS_WAITING_MAX = 32
@@ -201,12 +202,13 @@ class TopicFeed(SampledFeed):
 def _live_partition(partition: PartitionImage, sample: Sample | None, now_s: float) -> LivePartition:
     layout = partition_layout(partition)
     if sample is None:
-        return LivePartition(*layout, None, None, None)
+        return LivePartition(*layout, None, None, None, None)
     return LivePartition(
         *layout,
         sample.log_start_offset,
         sample.log_end_offset,
         sample.high_watermark,
+        sample.last_stable_offset,
         lag=sample.lag,
         rate=round(sample.rate, 1),
         stuck_ms=sample.stuck_ms(now_s),
@@ -269,3 +271,11 @@ class GroupFeed(SampledFeed):
 
     async def tick(self) -> None:
         self.send(await group_view(self._name, self._node, self._sampler))
+
+
+class TransactionsFeed(SampledFeed):
+    event = "transactions"
+    interval_s = 2.0
+
+    async def tick(self) -> None:
+        self.send(await transactions_view(self._node, self._sampler))

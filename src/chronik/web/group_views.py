@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from chronik.client.errors import ClientError
 from chronik.client.groups import read_assignment
 from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.web import schemas
 from chronik.web.answers import Refusal
 from chronik.web.node_view import NodeView, require_image
-from chronik.web.offsets import BrokerPool, OffsetSampler, PartitionName
+from chronik.web.offsets import BrokerPool, OffsetSampler, PartitionName, answers_of
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -75,21 +74,9 @@ async def _find(
 
     Also return how many there are, and the brokers that did not answer: their groups are missing.
     """
-    coordinators = image.live_brokers()
-    answers = await asyncio.gather(
-        *(_groups_of(sampler.brokers, broker, name) for broker in coordinators), return_exceptions=True
-    )
-    groups: list[DescribedGroup] = []
-    total = 0
-    silent: list[int] = []
-    for broker, answer in zip(coordinators, answers, strict=True):
-        if isinstance(answer, (ClientError, KafkaError)):
-            silent.append(broker.id)
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            groups += answer[0]
-            total += answer[1]
+    answers, silent = await answers_of(image.live_brokers(), lambda broker: _groups_of(sampler.brokers, broker, name))
+    groups = [group for described, _ in answers for group in described]
+    total = sum(count for _, count in answers)
     consumed = {topic for group in groups for topic, _ in group.partitions}
     await sampler.sample(image, [topic for each in sorted(consumed) if (topic := image.topic(each)) is not None])
     return groups, total, silent

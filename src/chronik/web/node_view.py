@@ -27,6 +27,7 @@ class NodeView:
         self.metrics = runtime.metrics
         self.traces = runtime.traces
         self.run_blocking = runtime.run_blocking
+        self.wall_ms = runtime.env.wall_ms
         self.broker: Broker | None = None
 
     @property

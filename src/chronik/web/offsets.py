@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
@@ -20,11 +20,13 @@ from chronik.web.node_view import NodeView, led_here
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import KafkaError
 
+T = TypeVar("T")
+
 CLIENT_ID = "chronik-page"
 TIMEOUT_S = 2.0
 PartitionName = tuple[str, int]
-Bounds = tuple[int, int, int]
-"""The log start offset, the end offset that consumers see, and the log end offset."""
+Bounds = tuple[int, int, int, int]
+"""The log start offset, the end offsets that read_committed and other consumers see, and the log end offset."""
 ANSWER_WAIT_S = 0.4
 """How long a sample waits for the other nodes."""
 STALE_S = 2.5
@@ -36,6 +38,7 @@ class Sample:
     """One partition's offsets, the node that reported them, when (event loop time), and how they change."""
 
     log_start_offset: int
+    last_stable_offset: int
     high_watermark: int
     log_end_offset: int
     node: int
@@ -81,16 +84,17 @@ class BrokerPool:
         by_topic: dict[str, list[int]] = {}
         for topic, partition in partitions:
             by_topic.setdefault(topic, []).append(partition)
-        starts, visible, ends = (
+        starts, stable, visible, ends = (
             {name: offset for name, (offset, _) in answer.items() if offset is not None}
             for answer in await log_bounds(await self._connection(broker), by_topic, TIMEOUT_S)
         )
-        # Sequential requests: the log end may have grown since the visible end was read, but is never below it.
-        return {
-            name: (start, visible[name], max(visible[name], ends[name]))
-            for name, start in starts.items()
-            if name in visible and name in ends
-        }
+        # Sequential requests: an end may have grown since the one before it was read, but is never below it.
+        bounds: dict[PartitionName, Bounds] = {}
+        for name, start in starts.items():
+            if name in stable and name in visible and name in ends:
+                end = max(visible[name], ends[name])
+                bounds[name] = (start, min(stable[name], visible[name]), visible[name], end)
+        return bounds
 
     async def _connection(self, broker: BrokerImage) -> Connection:
         address = (broker.host, broker.port)
@@ -101,6 +105,23 @@ class BrokerPool:
             task = asyncio.create_task(Connection.open(*address, client_id=CLIENT_ID, timeout_s=TIMEOUT_S))
             self._connections[address] = task
         return await asyncio.shield(task)
+
+
+async def answers_of(
+    brokers: Sequence[BrokerImage], ask: Callable[[BrokerImage], Awaitable[T]]
+) -> tuple[list[T], list[int]]:
+    """Ask all brokers at once. Return their answers, and the ids of the brokers that did not answer."""
+    results = await asyncio.gather(*(ask(broker) for broker in brokers), return_exceptions=True)
+    answers: list[T] = []
+    silent: list[int] = []
+    for broker, result in zip(brokers, results, strict=True):
+        if isinstance(result, (ClientError, KafkaError)):
+            silent.append(broker.id)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            answers.append(result)
+    return answers, silent
 
 
 class OffsetSampler:
@@ -155,7 +176,8 @@ class OffsetSampler:
         node = self._node
         hosted = led_here(node, *name)
         if hosted is not None:
-            bounds = (hosted.log_start_offset, hosted.visible_end_offset, hosted.log_end_offset)
+            ends = (hosted.last_stable_offset, hosted.visible_end_offset, hosted.log_end_offset)
+            bounds = (hosted.log_start_offset, *ends)
             self._note(name, bounds, node.node_id)
         elif partition.leader >= 0 and partition.leader != node.node_id:
             led.setdefault(partition.leader, []).append(name)
@@ -167,13 +189,14 @@ class OffsetSampler:
             known = self.samples.get(name)
             replica = node.partition(*name) if known is None or known.at_s < oldest_s else None
             if replica is not None:
-                bounds = (replica.log_start_offset, replica.high_watermark, replica.log_end_offset)
+                ends = (replica.last_stable_offset, replica.high_watermark, replica.log_end_offset)
+                bounds = (replica.log_start_offset, *ends)
                 self._note(name, bounds, node.node_id)
 
     def _note(self, name: PartitionName, bounds: Bounds, node: int) -> None:
         now_s = self._loop.time()
-        start, visible, end = bounds
-        fresh = Sample(start, visible, end, node, now_s)
+        start, stable, visible, end = bounds
+        fresh = Sample(start, stable, visible, end, node, now_s)
         before = self.samples.get(name)
         if before is not None and before.node == node:
             fresh.rate = max(0.0, end - before.log_end_offset) / max(0.001, now_s - before.at_s)

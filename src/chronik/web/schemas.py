@@ -110,7 +110,7 @@ class Topics(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """The offsets are null if they are unknown."""
+    """The offsets are null if they are unknown. read_committed consumers see records below `last_stable_offset`."""
 
     partition: int
     leader: int
@@ -120,6 +120,7 @@ class Partition(msgspec.Struct, frozen=True):
     log_start_offset: int | None
     log_end_offset: int | None
     high_watermark: int | None
+    last_stable_offset: int | None
 
 
 class Topic(TopicFields, frozen=True):
@@ -258,6 +259,34 @@ class Group(GroupSummary, frozen=True):
     assignor: str
     members: list[Member]
     partitions: list[GroupPartition]
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """An open transaction, or an ended one whose markers are not written everywhere.
+
+    The coordinator aborts an open one at `times_out_ms`. `partitions` are those of an open one, or those that lack the
+    marker.
+    """
+
+    transactional_id: str
+    state: str
+    coordinator: int
+    producer_id: int
+    producer_epoch: int
+    start_ms: int
+    times_out_ms: int
+    partitions: list[str]
+
+
+class Transactions(msgspec.Struct, frozen=True):
+    """Those that have been open for longest come first. Transactions that `silent_nodes` coordinate are missing."""
+
+    transactions: list[Transaction]
+    total: int
+    silent_nodes: list[int]
 
 
 # -- traces ------------------------------------------------------------------------------------------------------------

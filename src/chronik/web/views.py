@@ -114,8 +114,9 @@ def topic_fields(topic: TopicImage) -> tuple[str, UUID, bool, int, int, int]:
 def _partition(node: NodeView, topic: TopicImage, partition: PartitionImage) -> schemas.Partition:
     layout, replica = partition_layout(partition), node.partition(topic.name, partition.partition)
     if replica is None:
-        return schemas.Partition(*layout, None, None, None)
-    return schemas.Partition(*layout, replica.log_start_offset, replica.log_end_offset, replica.high_watermark)
+        return schemas.Partition(*layout, None, None, None, None)
+    ends = (replica.log_end_offset, replica.high_watermark, replica.last_stable_offset)
+    return schemas.Partition(*layout, replica.log_start_offset, *ends)
 
 
 def partition_layout(partition: PartitionImage) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:

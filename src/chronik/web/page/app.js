@@ -19,6 +19,7 @@ const state = {
   topic: null,
   groups: null,
   group: null,
+  transactions: null,
   traces: { events: [], traced: [], silent: [] },
 };
 

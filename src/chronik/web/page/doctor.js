@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { duration } from "./format.js";
 import { error, getJson } from "./parts.js";
 
-const TONES = { healthy: "ok", "under-replicated": "warn", "partition-imbalance": "warn" };
+const TONES = { healthy: "ok", "under-replicated": "warn", "partition-imbalance": "warn", "open-transaction": "warn" };
 
 export function doctor(name, draw) {
   let group = "";

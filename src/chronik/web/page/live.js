@@ -1,6 +1,6 @@
 // One stream of server-sent events, which reconnects by itself.
 
-const EVENTS = ["cluster", "topics", "topic", "groups", "group", "traces"];
+const EVENTS = ["cluster", "topics", "topic", "groups", "group", "transactions", "traces"];
 const SILENCE_MS = 8000; // A node sends an event every 3 s. A paused node keeps its connections open, but sends nothing.
 const RETRY_MS = 1000;
 

@@ -1,7 +1,7 @@
 // The cluster: its health in one sentence, its nodes, topics and groups.
 
 import { h } from "./dom.js";
-import { compact, count, duration, plural, rate } from "./format.js";
+import { compact, count, duration, moment, plural, rate } from "./format.js";
 import { badge, empty, error, figure, groupState, panel, table } from "./parts.js";
 import { spark } from "./spark.js";
 
@@ -15,7 +15,7 @@ export const isStalled = (line) => (line.stuck_ms ?? 0) >= STALLED_MS;
 export function overview() {
   return {
     title: "Cluster",
-    query: "topics=1&groups=1",
+    query: "topics=1&groups=1&transactions=1",
     draw: (state) => [
       h("h1", { class: "hidden" }, "Cluster"),
       health(state),
@@ -24,6 +24,7 @@ export function overview() {
       damagePanel(state.cluster),
       topicPanel(state),
       groupPanel(state.groups),
+      transactionPanel(state.transactions),
     ],
   };
 }
@@ -132,4 +133,26 @@ export function groupPanel(groups) {
   const silent = groups.silent_nodes?.length ? h("p", { class: "notice warn" }, `Node ${groups.silent_nodes.join(", ")} did not answer, so its groups are missing.`) : null;
   const body = groups.groups.length ? table("Consumer groups", GROUP_COLUMNS, groups.groups, (line) => `group-${line.group}`) : empty("There are no consumer groups yet.");
   return panel("Groups", { aside: groups.total > groups.groups.length && h("span", { class: "muted" }, `${groups.groups.length} of ${groups.total}`) }, silent, body);
+}
+
+const TRANSACTION_LONG_MS = 10000;
+
+// Open transactions, of one topic if it is named; nothing if there is none.
+export function transactionPanel(known, topic) {
+  if (!known || known.error) return null;
+  const lines = known.transactions.filter((line) => !topic || line.partitions.some((name) => name.replace(/-\d+$/, "") === topic));
+  const silent = known.silent_nodes.length ? h("p", { class: "notice warn" }, `Node ${known.silent_nodes.join(", ")} did not answer, so its transactions are missing.`) : null;
+  if (!lines.length && !silent) return null;
+  const age = (line) => Math.max(0, Date.now() - line.start_ms);
+  const columns = [
+    { title: "Transactional id", class: "name", cell: (line) => line.transactional_id },
+    { title: "State", class: "status", cell: (line) => badge(line.state === "Ongoing" ? "" : "warn", line.state) },
+    { title: "Open for", number: true, cell: (line) => h("span", { class: age(line) > TRANSACTION_LONG_MS ? "warn" : "" }, duration(age(line))) },
+    { title: "Times out", cell: (line) => moment(line.times_out_ms) },
+    { title: "Producer", number: true, cell: (line) => `${line.producer_id}, epoch ${line.producer_epoch}` },
+    { title: "Coordinator", number: true, cell: (line) => `node ${line.coordinator}` },
+    { title: "Partitions", class: "name", cell: (line) => line.partitions.join(", ") || "–" },
+  ];
+  const shown = known.transactions.length < known.total && h("span", { class: "muted" }, `${known.transactions.length} of ${known.total}`);
+  return panel("Open transactions", { aside: shown }, silent, lines.length ? table("Open transactions", columns, lines, (line) => `transaction-${line.transactional_id}`) : null);
 }

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { doctor } from "./doctor.js";
 import { compact, count, duration, plural, rate } from "./format.js";
 import { messages } from "./messages.js";
-import { GROUP_COLUMNS, isStalled, LAG_FLOOR } from "./overview.js";
+import { GROUP_COLUMNS, isStalled, LAG_FLOOR, transactionPanel } from "./overview.js";
 import { badge, empty, error, figure, nodes, panel, table } from "./parts.js";
 import { spark } from "./spark.js";
 import { sampledWindows } from "./stalls.js";
@@ -22,14 +22,14 @@ export function topic(name, tab, draw) {
   if (!doctors.has(name)) doctors.set(name, doctor(name, draw));
   const browser = shown === "messages" ? messages(name, draw) : null;
   const draws = {
-    partitions: (state) => [figures(state.topic), partitionPanel(state.topic), groupsOf(name, state.groups), sampledWindows(name).length ? stallPanel(name, []) : null],
+    partitions: (state) => [figures(state.topic), partitionPanel(state.topic), groupsOf(name, state.groups), transactionPanel(state.transactions, name), sampledWindows(name).length ? stallPanel(name, []) : null],
     messages: (state) => browser.draw(state.topic),
     traces: (state) => traces(name, state),
     settings: (state) => settingsPanel(state.topic),
   };
   return {
     title: name,
-    query: `topic=${encodeURIComponent(name)}&groups=1${shown === "traces" ? "&traces=1" : ""}`,
+    query: `topic=${encodeURIComponent(name)}&groups=1&transactions=1${shown === "traces" ? "&traces=1" : ""}`,
     heard: (event, data) => browser?.heard(event, data),
     draw: (state) => [
       h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Cluster")),
@@ -85,6 +85,7 @@ function partitionPanel(known) {
     { title: "Leader", number: true, cell: (line) => (line.leader < 0 ? h("span", { class: "bad" }, "none") : `node ${line.leader}`) },
     { title: "In sync", cell: (line) => nodes(line.replicas, line.isr, line.leader) },
     { title: "Start", number: true, cell: (line) => count(line.log_start_offset) },
+    { title: "Last stable", number: true, cell: (line) => h("span", { class: line.last_stable_offset < line.high_watermark ? "warn" : "", title: "read_committed consumers see records below this offset" }, count(line.last_stable_offset)) },
     { title: "Watermark", number: true, cell: (line) => count(line.high_watermark) },
     { title: "Log end", number: true, cell: (line) => count(line.log_end_offset) },
     { title: "Lag", class: "plot", cell: (line) => [spark(series(line, "lag"), `Watermark lag of partition ${line.partition}`, count, isStalled(line) ? "warn" : "", LAG_FLOOR), h("span", { class: `reading ${isStalled(line) ? "warn" : ""}` }, count(line.lag))] },
