@@ -12,12 +12,16 @@ from chronik.testing.operations import (
     Assigned,
     Committed,
     HistoryError,
+    OffsetsFetched,
+    OffsetsSent,
     Operation,
     Polled,
     SendAcknowledged,
     SendFailed,
     SendInvoked,
     SendUnknown,
+    TransactionEnded,
+    TransactionEndInvoked,
     from_lines,
     read_history,
     to_lines,
@@ -519,6 +523,15 @@ def test_a_history_round_trips_through_its_file(tmp_path: Path) -> None:
     story.poll()
     story.member("m", P)
     story.commit("m", 1)
+    story.operations += [
+        Assigned(10.0, "c", {P: 0}, is_read_committed=True),
+        Polled(11.0, 10.5, "c", ((P, 0, "a"),), "p/1"),
+        SendInvoked(12.0, "p", "e", P, "p/1"),
+        OffsetsSent(13.0, "p", "p/1", "g", {P: 1}),
+        TransactionEndInvoked(14.0, "p", "p/1", is_commit=True),
+        TransactionEnded(15.0, "p", "p/1", "commit"),
+        OffsetsFetched(16.0, 15.5, "g", {P: 1}),
+    ]
     path = tmp_path / "history.jsonl"
     write_history(path, story.operations)
     assert read_history(path) == story.operations
