@@ -21,11 +21,11 @@ from chronik.testing.sim.operators import ResizeOperator
 from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.topic_clients import COMPACTED_TOPIC
 from chronik.testing.sim.workload import Workload, WorkloadSettings
-from chronik.wire.batch import check_batches, decode_batch
+from chronik.wire.batch import check_batches, decode_batch, read_marker
+from chronik.wire.records import Record
 
 REPLICAS = 3
 SETTLED_S_MAX = 60.0
-AUDITED = (TOPIC, OFFSETS_TOPIC, COMPACTED_TOPIC)
 
 FILES, STORES, SICK, WORSE = "files", "stores", "sick", "worse"
 TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
@@ -58,6 +58,7 @@ class ThreeNodes(Scenario):
     busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
     recovery_point_interval_ms: int = 250
+    audited: ClassVar[tuple[str, ...]] = (TOPIC, OFFSETS_TOPIC, COMPACTED_TOPIC)
 
     def build(self) -> None:
         self.has_lone_cut = self.draws_lone_cut()
@@ -85,10 +86,9 @@ class ThreeNodes(Scenario):
                 recovery_point_interval_ms=self.recovery_point_interval_ms,
             )
             self.nodes.append(SimNode(host, config))
-        settings = self.draw_workload()
-        self.workload = Workload(self.service(), self.client_hosts, settings, self.operators(settings))
+        self.workload = self.make_workload(self.draw_workload())
         self.nemesis = self.make_nemesis(self.targets(mortal=None if self.is_synced else random.choice(self.nodes)))
-        Auditor(self.world, self.nodes, AUDITED).check()
+        Auditor(self.world, self.nodes, self.audited).check()
 
     def draws_lone_cut(self) -> bool:
         return self.world.random("lone-cut").random() < 0.15
@@ -97,6 +97,9 @@ class ThreeNodes(Scenario):
         # Under `replicated`, records on a single replica are lost with its machine's memory.
         settings = WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=None if self.is_synced else 2)
         return settings.for_groups(self.random) if self.has_lone_cut else settings
+
+    def make_workload(self, settings: WorkloadSettings) -> Workload:
+        return Workload(self.service(), self.client_hosts, settings, self.operators(settings))
 
     def operators(self, settings: WorkloadSettings) -> Sequence[SimClient]:
         """Return clients that change the cluster, in addition to those of the workload."""
@@ -133,7 +136,7 @@ class ThreeNodes(Scenario):
     def _audited(self) -> list[tuple[str, int]]:
         """Return the partitions of the audited topics in the newest image."""
         image = newest_image(self.nodes)
-        topics = [] if image is None else [topic for name in AUDITED if (topic := image.topic(name)) is not None]
+        topics = [] if image is None else [topic for name in self.audited if (topic := image.topic(name)) is not None]
         return [(topic.name, partition.partition) for topic in topics for partition in topic.partitions]
 
     def _copies(self, topic: str, index: int) -> list[tuple[str, Partition, int]]:
@@ -280,7 +283,7 @@ class FiveNodes(ThreeNodes):
         return LoneCut(targets) if self.has_lone_cut else DiskNemesis(targets, self._kinds)
 
 
-def _batches(hosted: Partition) -> Iterator[memoryview]:
+def batches_of(hosted: Partition) -> Iterator[memoryview]:
     """Yield all batches. A read ends with its segment, and each replica has its own segment boundaries."""
     position, end = hosted.log_start_offset, hosted.log_end_offset
     while position < end:
@@ -293,18 +296,34 @@ def _batches(hosted: Partition) -> Iterator[memoryview]:
 
 def _is_same(one: Partition, other: Partition) -> bool:
     """Compare byte for byte; in a compacted topic, the last values of all keys are enough."""
-    if b"".join(_batches(one)) == b"".join(_batches(other)):
+    if b"".join(batches_of(one)) == b"".join(batches_of(other)):
         return True
     return one.log.config.cleanup_compact and _last_values(one) == _last_values(other)
 
 
 def _last_values(hosted: Partition) -> dict[bytes | None, tuple[int, bytes]]:
-    """Return each key's last value with its offset; keys whose last record is a tombstone are left out."""
+    """Return each key's last value with its offset; keys whose last record is a tombstone are left out.
+
+    Records of aborted transactions do not count: compaction removes them.
+    """
     last: dict[bytes | None, tuple[int, bytes]] = {}
-    for data in _batches(hosted):
-        for start, _ in check_batches(data, len(data), from_producer=False):
-            for record in decode_batch(data, start):
-                last.pop(record.key, None)
-                if record.value is not None:
-                    last[record.key] = (record.offset, bytes(record.value))
+    for record in sorted(_committed_records(hosted), key=lambda record: record.offset):
+        last.pop(record.key, None)
+        if record.value is not None:
+            last[record.key] = (record.offset, bytes(record.value))
     return last
+
+
+def _committed_records(hosted: Partition) -> Iterator[Record]:
+    """Yield the records outside transactions, and those of a transaction with its commit marker."""
+    pending: dict[int, list[Record]] = {}
+    for data in batches_of(hosted):
+        for start, header in check_batches(data, len(data), from_producer=False):
+            if header.is_control:
+                records = pending.pop(header.producer_id, [])
+                if header.record_count and read_marker(data, start).is_commit:
+                    yield from records
+            elif header.is_transactional:
+                pending.setdefault(header.producer_id, []).extend(decode_batch(data, start))
+            else:
+                yield from decode_batch(data, start)

@@ -11,6 +11,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
 from chronik.storage.syncing import read_synced_end
@@ -236,7 +237,7 @@ def _file(log: FolderNode, name: str) -> FileNode:
 
 def _is_compacted(log: TopicPartition) -> bool:
     """Return whether the log is compacted, by the topic names that the workload uses."""
-    return log[0] in ("__consumer_offsets", "latest")
+    return log[0] in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "latest", "table")
 
 
 class _CopiedDisk(ProcessDisk):
