@@ -14,6 +14,7 @@ from typing import Any
 from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import RETRIABLE, ClientError, raise_for
+from chronik.testing.operations import OffsetsFetched
 from chronik.testing.sim.client import (
     REQUEST_TIMEOUT_S,
     TOPIC,
@@ -23,6 +24,7 @@ from chronik.testing.sim.client import (
     committed_offsets,
     fetch,
 )
+from chronik.testing.sim.history import TopicPartition
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -227,9 +229,13 @@ class OffsetReader(SimClient):
         """Fetch the group's committed offsets over this connection, and check them."""
         known = {each: self.history.group(group, TOPIC, each).committed for each in self._partitions}
         require_stable = self.random.random() < 0.5 or self._only_stable
+        sent_s = self.world.now
         offsets = await committed_offsets(connection, group, self._partitions, require_stable=require_stable)
         for partition, offset in offsets.items():
             self.history.group(group, TOPIC, partition).fetched(offset, known[partition], self.name)
+        if self._only_stable:
+            found = {str(TopicPartition(TOPIC, each)): offset for each, offset in offsets.items() if offset >= 0}
+            self.history.transactions.record(OffsetsFetched(self.world.now, sent_s, group, found))
 
     async def _node(self) -> Connection:
         """Connect to any node, whatever its role in the group, or to the coordinator that any node names."""

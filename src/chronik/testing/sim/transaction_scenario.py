@@ -112,7 +112,9 @@ class TransactionWorkload(Workload):
 
     def start_final_readers(self, run: str) -> list[SimClient]:
         self._final = FinalCommittedReader(run, self._service, self._partitions)
-        readers = [self._final, FinalOffsetReader(f"{run}-offsets", self._service, self._settings.partitions)]
+        partitions = self._settings.partitions
+        offsets = FinalOffsetReader(f"{run}-offsets", self._service, partitions, only_stable=True)
+        readers: list[SimClient] = [self._final, offsets]
         for reader in readers:
             self._start(reader)
         return readers

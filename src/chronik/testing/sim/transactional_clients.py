@@ -17,7 +17,6 @@ from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
 from chronik.testing.operations import (
     Assigned,
-    OffsetsFetched,
     Polled,
     SendAcknowledged,
     SendInvoked,
@@ -105,17 +104,15 @@ class TransactionalApplication(SimClient):
         self._takeovers = Takeovers(self, name)
         self._incarnations = 0
         self._newest: TransactionalSession | None = None
-        self._has_hung = asyncio.Event()
+        self._needs_successor = asyncio.Event()
 
     async def work(self) -> None:
         running: list[asyncio.Task[None]] = []
         while not self.is_finishing:
             session = self._newest = self._session()
-            self._has_hung.clear()
-            task = asyncio.get_running_loop().create_task(self._run(session), name=session.name)
-            task.add_done_callback(lambda _: self._has_hung.set())
-            running.append(task)
-            await self._has_hung.wait()
+            self._needs_successor.clear()
+            running.append(asyncio.get_running_loop().create_task(self._run(session), name=session.name))
+            await self._needs_successor.wait()
             await self.pause()
         for task in running:
             await task
@@ -141,6 +138,8 @@ class TransactionalApplication(SimClient):
         except (Fenced, GaveUp, Abandoned):
             session.ended()
         await session.close()
+        if session is self._newest:
+            self._needs_successor.set()
 
     async def _transact(self, session: TransactionalSession) -> None:
         settings, random = self._settings, self.random
@@ -174,7 +173,7 @@ class TransactionalApplication(SimClient):
     async def _hang_perhaps(self, session: TransactionalSession) -> None:
         if self.random.random() < self._settings.hang_share and session is self._newest:
             self.world.note(f"{session.name} hangs in {session.transaction}")
-            self._has_hung.set()
+            self._needs_successor.set()
             await asyncio.sleep(self.random.uniform(*HANG_S))
 
 
@@ -253,7 +252,6 @@ class StreamMember(SimMember):
             await self._heartbeat_if_due(coordinator)
             groups = {each: self.history.group(self.group, TOPIC, each) for each in assigned}
             known = {each: group.committed for each, group in groups.items()}
-            sent_s = self.world.now
             try:
                 offsets = await committed_offsets(coordinator, self.group, assigned, require_stable=True)
             except KafkaError as error:
@@ -264,8 +262,10 @@ class StreamMember(SimMember):
                 continue
             for each, group in groups.items():
                 group.fetched(offsets[each], known[each], self.name)
-            fetched = {str(TopicPartition(TOPIC, each)): offset for each, offset in offsets.items() if offset >= 0}
-            self.history.transactions.record(OffsetsFetched(self.world.now, sent_s, self.group, fetched))
+            positions: dict[str, int | None] = {
+                str(TopicPartition(TOPIC, each)): max(0, offset) for each, offset in offsets.items()
+            }
+            self.history.transactions.record(Assigned(self.world.now, self.name, positions, is_read_committed=True))
             return {each: max(0, offset) for each, offset in offsets.items()}
 
     async def _copy(

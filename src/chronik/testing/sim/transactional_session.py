@@ -171,7 +171,8 @@ class TransactionalSession:
         self._added: dict[TopicPartition, None] = {}
         self._transactions = 0
         self._transaction = ""
-        self._is_commit_requested = False
+        self._is_begun = False
+        """Whether the coordinator has confirmed the transaction; only with version 1."""
 
     @property
     def transaction(self) -> str:
@@ -209,13 +210,12 @@ class TransactionalSession:
     def begin(self) -> None:
         self._transactions += 1
         self._transaction = f"{self.name}/{self._transactions}"
-        self._is_commit_requested = False
+        self._is_begun = False
         self._added = {}
 
     async def end(self, *, is_commit: bool) -> None:
         """Commit or abort. A transaction without an answer has an unknown outcome."""
         self._record(TransactionEndInvoked(self._world.now, self.name, self._transaction, is_commit))
-        self._is_commit_requested |= is_commit
         if not self.is_open and self.version is ProtocolVersion.V1:
             self.ended("abort")
             return
@@ -223,8 +223,13 @@ class TransactionalSession:
         try:
             response = await self._ask(ApiKey.END_TXN, values, at_most=self.version.end)
         except Refused as refused:
-            self._world.violated(f"{self.name} cannot end its transaction: {refused.__cause__}")
-            raise
+            if is_commit or self._is_begun:
+                self._world.violated(f"{self.name} cannot end its transaction: {refused.__cause__}")
+                raise
+            # The request that begins it was not answered. It may still arrive: only a new epoch excludes that.
+            self.is_uncertain = True
+            self.ended("abort")
+            return
         if self.version is ProtocolVersion.V2:
             self._took(response)
             self.is_uncertain = False
@@ -262,6 +267,7 @@ class TransactionalSession:
 
         self.is_open = True
         await self._ask(ApiKey.ADD_PARTITIONS_TO_TXN, values, at_most=3, check=check)
+        self._is_begun = True
         self._added.update(dict.fromkeys(added))
 
     async def send_offsets(self, position: GroupPosition) -> None:
@@ -272,6 +278,7 @@ class TransactionalSession:
         if self.version is ProtocolVersion.V1:
             values = {**self._identity(), "group_id": position.group}
             await self._ask(ApiKey.ADD_OFFSETS_TO_TXN, values, at_most=3)
+            self._is_begun = True
         await self._repeat(lambda: self._commit_offsets(position))
 
     async def _commit_offsets(self, position: GroupPosition) -> None:
