@@ -27,9 +27,16 @@ from chronik.wire.records import Record
 REPLICAS = 3
 SETTLED_S_MAX = 60.0
 
-FILES, STORES, SICK, WORSE = "files", "stores", "sick", "worse"
+FILES, STORES, SICK, WORSE, ROT = "files", "stores", "sick", "worse", "rot"
 TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
 """Each kind of trouble and its weight."""
+ROT_SHARE = 0.2
+"""The share of seeds whose trouble is `ROT` instead."""
+ROT_PAUSE_S = 0.5
+ROT_SEGMENT_BYTES = "4096"
+ROT_REREAD_SHARE = 0.1
+SCRUB_INTERVALS_MS = 500, 4_000
+"""With the second interval, readers often find the damage before the scrubber does."""
 BESIDE = ("kill", "kill_all", "power", "stop", "isolate", "transfer", "freeze")
 """Faults in addition to damaged files and sick devices; each seed draws some of them."""
 RECOVERY_POINT_INTERVALS_MS = 250, 60_000
@@ -58,6 +65,7 @@ class ThreeNodes(Scenario):
     busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
     recovery_point_interval_ms: int = 250
+    scrub_interval_ms: int = 500
     audited: ClassVar[tuple[str, ...]] = (TOPIC, OFFSETS_TOPIC, COMPACTED_TOPIC)
 
     def build(self) -> None:
@@ -84,6 +92,7 @@ class ThreeNodes(Scenario):
                 durability="synced" if self.is_synced else "replicated",
                 replica_lag_ms_max=lag_ms_max,
                 recovery_point_interval_ms=self.recovery_point_interval_ms,
+                scrub_interval_ms=self.scrub_interval_ms,
             )
             self.nodes.append(SimNode(host, config))
         self.workload = self.make_workload(self.draw_workload())
@@ -199,10 +208,16 @@ class BadDisks(ThreeNodes):
         trouble = self.world.random("trouble")
         self._trouble = trouble.choices(list(TROUBLES), list(TROUBLES.values()))[0]
         beside = trouble.sample(BESIDE, trouble.randint(0, 3))
+        if self.world.random("rot").random() < ROT_SHARE:
+            self._trouble = ROT
         if self._trouble == FILES:
             self.strike_pause_s = FILES_PAUSE_S
             self.recovery_point_interval_ms = trouble.choice(RECOVERY_POINT_INTERVALS_MS)
             self._kinds = [*trouble.sample(sorted(FILE_FAULTS), trouble.randint(1, 2)), *beside]
+        elif self._trouble == ROT:
+            self.strike_pause_s = ROT_PAUSE_S
+            self.scrub_interval_ms = trouble.choice(SCRUB_INTERVALS_MS)
+            self._kinds = ["rot", *beside[:1]]
         elif self._trouble == STORES:
             self._kinds = ["lose_all_stores", *beside]
         else:
@@ -217,6 +232,11 @@ class BadDisks(ThreeNodes):
 
     def draw_workload(self) -> WorkloadSettings:
         settings = WorkloadSettings.drawn(self.random, 3, min_insync_replicas=2)
+        if self._trouble == ROT:
+            configs = {**settings.topic_configs, "segment.bytes": ROT_SEGMENT_BYTES}
+            settings = replace(
+                settings, topic_configs=configs, reread_share=ROT_REREAD_SHARE, producers=settings.producers[:1]
+            )
         return settings.unhurried() if self._trouble == SICK else replace(settings, producers=settings.producers[:2])
 
     def make_nemesis(self, targets: Targets) -> ClusterNemesis:
