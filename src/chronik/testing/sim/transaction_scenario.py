@@ -243,7 +243,11 @@ class Transactions(ThreeNodes):
             broker = node.ready_broker
             if broker is None:
                 return f"{node.host.name} is not ready"
-            for transactional_id, state in broker.transactions.transactions():
+            try:
+                transactions = list(broker.transactions.transactions())
+            except KafkaError as error:  # it loads them
+                return f"{node.host.name}: {error}"
+            for transactional_id, state in transactions:
                 if state.state is TransactionState.ONGOING or state.state.is_prepared:
                     return f"{transactional_id} is {state.state.label} at {node.host.name}, in {set(state.partitions)}"
         for topic, index in self._audited():
