@@ -65,6 +65,7 @@ NODE_POINTS: Mapping[str, int] = {
 """The crash points of disk, threads and network, each with its weight."""
 BEFORE = True
 ANSWERED = "raft.answered"
+DECIDED = "transaction.decided"
 WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
     (Partition, "append", not BEFORE, "partition.appended"),
     (Partition, "append_fetched", not BEFORE, "partition.replicated"),
@@ -88,7 +89,7 @@ the controller has not received. raft.answered: persisted state was reported, fo
 WRAPPED_TRANSACTIONS: tuple[tuple[type[Any], str, bool, str], ...] = (
     (Partition, "append_marker", BEFORE, "partition.marker"),
     (Partition, "append_marker", not BEFORE, "partition.marked"),
-    (TransactionCoordinator, "_decided", BEFORE, "transaction.decided"),
+    (TransactionCoordinator, "_decided", BEFORE, DECIDED),
     (TransactionCoordinator, "_complete", BEFORE, "transaction.completes"),
     (TransactionCoordinator, "_add", not BEFORE, "transaction.adds"),
     (GroupCoordinator, "transaction_ended", BEFORE, "group.transaction_ended"),

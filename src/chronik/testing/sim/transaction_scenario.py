@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from chronik.testing.sim.client import READ_COMMITTED, TOPIC, Service, SimClient
 from chronik.testing.sim.cluster_faults import ClusterNemesis, LoneCut
 from chronik.testing.sim.cluster_scenarios import BESIDE, REPLICAS, ThreeNodes, batches_of
 from chronik.testing.sim.disk_faults import FILE_FAULTS, DiskNemesis
-from chronik.testing.sim.faults import TRANSACTION_POINTS, Targets
+from chronik.testing.sim.faults import DECIDED, TRANSACTION_POINTS, Strike, Targets
 from chronik.testing.sim.group_clients import FinalOffsetReader, MemberSettings, OffsetReader
 from chronik.testing.sim.history import TopicPartition
 from chronik.testing.sim.host import Host
@@ -43,6 +44,11 @@ ENDED_S_MAX = 25.0
 """The longest timeout of a transaction is 4 s. A marker on a connection that fell silent is repeated after 15 s."""
 FILES_SHARE = 0.25
 FILES_PAUSE_S = 1.0
+SEVER_SHARE = 0.1
+SEVER_PAUSE_S = 4.0
+SEVER_WAIT_S = 1.0
+SEVERED_S = (3.0, 5.0)
+"""Longer than a broker session: another node takes over."""
 COORDINATOR_SHARE = 0.3
 """How often a fault hits a node that coordinates transactions or groups."""
 
@@ -193,6 +199,31 @@ class TransactionNemesis(ClusterNemesis):
         return super()._victim()
 
 
+class SeveredCoordinator(ClusterNemesis):
+    """Cuts a coordinator off from the other nodes when it has decided a transaction; no other fault occurs.
+
+    Its markers arrive when another node has long taken over.
+    """
+
+    def __init__(self, targets: Targets) -> None:
+        super().__init__(targets)
+        self._faults = {"sever": 1}
+
+    def _sever(self, node: SimNode) -> None:
+        coordinators = [each for each in self._nodes if self._leads_partition(each, TRANSACTIONS_TOPIC)]
+        coordinator = self._random.choice(coordinators or [node])
+        strike = Strike(DECIDED, 1, partial(self._sever_now, coordinator))
+        self._armed[coordinator.host] = strike
+        self._world.after(SEVER_WAIT_S, self._disarm, coordinator.host, strike)
+
+    def _sever_now(self, coordinator: SimNode) -> None:
+        duration_s = self._random.uniform(*SEVERED_S)
+        for other in self._nodes:
+            if other is not coordinator:
+                self._cut_link(coordinator.host, other.host, duration_s)
+                self._cut_link(other.host, coordinator.host, duration_s)
+
+
 class Transactions(ThreeNodes):
     """Three nodes and transactions of both protocol versions: all or nothing, exactly once.
 
@@ -211,10 +242,15 @@ class Transactions(ThreeNodes):
             self.strike_pause_s = FILES_PAUSE_S
             self.strikes_from_the_start = False
             self._kinds = [*drawn.sample(sorted(FILE_FAULTS), 2), *drawn.sample(BESIDE, drawn.randint(1, 3))]
+        self._severs = not self._kinds and drawn.random() < SEVER_SHARE
+        if self._severs:
+            self.busy_s = 9.0
+            self.strike_pause_s = SEVER_PAUSE_S
+            self.strikes_from_the_start = False
         super().build()
 
     def draws_lone_cut(self) -> bool:
-        return not self._kinds and super().draws_lone_cut()
+        return not self._kinds and not self._severs and super().draws_lone_cut()
 
     def draw_workload(self) -> WorkloadSettings:
         min_insync = None if self.is_synced and not self._kinds else 2
@@ -225,11 +261,16 @@ class Transactions(ThreeNodes):
         if self.has_lone_cut:
             slow = tuple(replace(each, pause_s=0.15) for each in drawn.applications[:2])
             drawn = replace(drawn, applications=slow, has_table=False, has_reassignments=False)
+        if self._severs:
+            lasting = tuple(each.with_one_epoch() for each in drawn.applications[:2])
+            drawn = replace(drawn, applications=lasting, members=drawn.members[:1], has_table=False)
         return TransactionWorkload(self.service(), self.client_hosts, settings, drawn)
 
     def make_nemesis(self, targets: Targets) -> ClusterNemesis:
         if self.has_lone_cut:
             return LoneCut(targets, self.world.random("lone-cut topic").choice((OFFSETS_TOPIC, TRANSACTIONS_TOPIC)))
+        if self._severs:
+            return SeveredCoordinator(targets)
         return DiskNemesis(targets, self._kinds) if self._kinds else TransactionNemesis(targets)
 
     def _clients_end(self) -> bool:

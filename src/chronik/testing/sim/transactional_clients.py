@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -52,6 +52,9 @@ COPIES_TOPIC = "copies"
 COPIERS = "copiers"
 END_PATIENCE_S = 30.0
 HANG_S = (0.2, 3.0)
+LATE_SHARE = 0.1
+"""The share of aborted transactions of which a batch arrives late."""
+LATE_S = 0.1
 _NOT_A_MEMBER = (ErrorCode.illegal_generation, ErrorCode.unknown_member_id, ErrorCode.rebalance_in_progress)
 
 
@@ -88,6 +91,21 @@ class TransactionSettings:
             hang_share=random.choice((0.0, 0.02, 0.1)),
             abandon_share=random.choice((0.0, 0.05)),
             patience_s=random.choice((0.8, 3.0, 30.0)),
+        )
+
+    def with_one_epoch(self) -> TransactionSettings:
+        """Return settings for many transactions with the same epoch, one of which is open almost all the time."""
+        return replace(
+            self,
+            version=ProtocolVersion.V1,
+            timeout_ms=4_000,
+            rounds_max=6,
+            batches_max=1,
+            records_max=2,
+            pause_s=20e-3,
+            hang_share=0.0,
+            abandon_share=0.0,
+            patience_s=30.0,
         )
 
 
@@ -167,8 +185,13 @@ class TransactionalApplication(SimClient):
         if random.random() < settings.abandon_share:
             raise Abandoned
         is_commit = random.random() < settings.commit_share
+        is_late = not is_commit and (self.is_finishing or random.random() < LATE_SHARE)
+        late = session.late_batch(chosen[0]) if is_late else b""
         await session.end(is_commit=is_commit)
         self.commits += is_commit
+        if is_late:
+            await self.rest(LATE_S)
+            await session.send_late(chosen[0], late)
 
     async def _hang_perhaps(self, session: TransactionalSession) -> None:
         if self.random.random() < self._settings.hang_share and session is self._newest:

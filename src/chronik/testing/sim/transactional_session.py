@@ -4,8 +4,8 @@ Version 1 adds partitions with AddPartitionsToTxn and AddOffsetsToTxn, and keeps
 them with Produce 12 and TxnOffsetCommit 5, and gets a new epoch with every EndTxn 5.
 
 Version 1 cannot fence requests of its own that arrive late: an EndTxn of the last transaction may end the next one. On
-any Kafka-compatible cluster, only a new epoch excludes that: after an unanswered request, `is_uncertain` is true until
-the next `init`.
+any Kafka-compatible cluster, only a new epoch excludes that: after an unanswered request that may do harm later,
+`is_uncertain` is true until the next `init`.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class TransactionalSession:
             values = {**self._identity(), "group_id": position.group}
             await self._ask(ApiKey.ADD_OFFSETS_TO_TXN, values, at_most=3)
             self._is_begun = True
-        await self._repeat(lambda: self._commit_offsets(position))
+        await self._repeat(lambda: self._commit_offsets(position), is_harmless=False)
 
     async def _commit_offsets(self, position: GroupPosition) -> None:
         unset = {"committed_leader_epoch": -1, "committed_metadata": ""}
@@ -324,14 +324,16 @@ class TransactionalSession:
                 self._takeovers.succeeded(self, sent_s, key.name)
             return response
 
-        return await self._repeat(attempt)
+        # A partition that is added late gets one more marker, or a transaction of its own that times out.
+        is_harmless = key in (ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN)
+        return await self._repeat(attempt, is_harmless=is_harmless)
 
     async def _coordinator(self, key: str, key_type: int) -> Connection:
         deadline = Deadline(REQUEST_TIMEOUT_S)
         node_id = await self._coordination.coordinator(key, deadline, key_type)
         return await self._coordination.connection(node_id, deadline)
 
-    async def _repeat(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+    async def _repeat(self, attempt: Callable[[], Awaitable[Any]], *, is_harmless: bool) -> Any:
         """Repeat the request until it is answered with success, or with an error that ends the transaction."""
         until_s = self._world.now + self.patience_s
         while True:
@@ -339,7 +341,7 @@ class TransactionalSession:
                 return await attempt()
             except (ClientError, KafkaError, TimeoutError) as error:
                 self._failed(error)
-                if not isinstance(error, KafkaError):
+                if not isinstance(error, KafkaError) and not is_harmless:
                     self.is_uncertain = True
             if self._world.now > until_s:
                 raise GaveUp
@@ -380,6 +382,34 @@ class TransactionalSession:
                     raise failure
         for failure in failures:
             raise failure
+
+    def late_batch(self, partition: TopicPartition) -> bytes:
+        """Return a batch of this transaction for `send_late`. The transaction must not be committed then."""
+        value = f"{self._transaction}#late"
+        self._record(SendInvoked(self._world.now, self.name, value, str(partition), self._transaction))
+        self._record(SendUnknown(self._world.now, self.name, value))
+        return encode_batch(
+            [(None, value.encode(), (), EPOCH_MS + int(self._world.now * 1000))],
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=self._sequences.get(partition, 0),
+            is_transactional=True,
+        )
+
+    async def send_late(self, partition: TopicPartition, data: bytes) -> None:
+        """Send a batch after its transaction was aborted, as if the network had delayed it.
+
+        It must not begin another transaction, which no coordinator would end. With version 1 its epoch and sequence are
+        still right: without a new `init`, it would rightly join the next transaction.
+        """
+        self.is_uncertain = True
+        connection = await self._client.leader(*partition)
+        version = connection.version(ApiKey.PRODUCE, self.version.produce)
+        request = produce_request(version, *partition, data, transactional_id=self._id)
+        try:
+            produced_offset(version, await connection.request(ApiKey.PRODUCE, version, request, timeout_s=0.5))
+        except (ClientError, KafkaError) as error:
+            self._client.count(error)
 
     def _encoded(self, partition: TopicPartition, batches: Sequence[Sequence[Entry]]) -> Iterable[Batch]:
         for entries in batches:
