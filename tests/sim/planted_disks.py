@@ -149,7 +149,7 @@ PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
     empty_or_short_replica_leads: Found(BadDisks.name, 12, "is committed"),
     sick_disk_keeps_its_offices: Found(BadDisks.name, 15, "nothing was acknowledged for"),
     damaged_replica_is_kept: Found(BadDisks.name, 1, "is whole again"),
-    coordinator_answers_without_lease: Found(ThreeNodes.name, 12, "was known"),
+    coordinator_answers_without_lease: Found(ThreeNodes.name, 28, "was known"),
     cluster_is_founded_beside_logs: Found(BadDisks.name, 14, "both lead"),
     synced_end_is_not_read: Found(BadDisks.name, 60, "is committed"),
     metadata_mark_is_not_read: Found(BadDisks.name, 81, "all nodes are ready again"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.sim.planted import PLANTED, Planted
 from tests.sim.planted_cluster import PLANTED_IN_CLUSTER
-from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS
+from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS, Found
+from tests.sim.planted_rot import PLANTED_IN_ROT
 
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.cluster_scenarios import ThreeNodes
@@ -40,9 +41,12 @@ def test_simulator_finds_and_replays_a_planted_bug_in_a_cluster(plant: Planted) 
     check_found_and_replayed(plant, ThreeNodes.name, range(first, first + seeds))
 
 
-@pytest.mark.parametrize("plant", PLANTED_ON_BAD_DISKS, ids=lambda plant: plant.__name__)
+PINNED: dict[Planted, Found] = {**PLANTED_ON_BAD_DISKS, **PLANTED_IN_ROT}
+
+
+@pytest.mark.parametrize("plant", PINNED, ids=lambda plant: plant.__name__)
 def test_simulator_reports_a_violation_only_with_the_planted_bug(plant: Planted) -> None:
-    where = PLANTED_ON_BAD_DISKS[plant]
+    where = PINNED[plant]
     with plant():
         report = run_seed(where.seed, where.scenario)
     assert report.violation is not None and where.symptom in report.violation

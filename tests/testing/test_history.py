@@ -5,83 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.testing.support_story import P, Story, only
 
 from chronik.testing.anomalies import KINDS
-from chronik.testing.history import Report, check, merge
+from chronik.testing.history import check, merge
 from chronik.testing.operations import (
     Assigned,
-    Committed,
     HistoryError,
+    OffsetsFetched,
+    OffsetsSent,
     Operation,
     Polled,
     SendAcknowledged,
-    SendFailed,
     SendInvoked,
-    SendUnknown,
+    TransactionEnded,
+    TransactionEndInvoked,
     from_lines,
     read_history,
     to_lines,
     write_history,
 )
-
-P = "t-0"
-
-
-class Story:
-    """Records a history, one operation per second."""
-
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-
-    @property
-    def now_s(self) -> float:
-        return float(len(self.operations))
-
-    def send(self, value: str, producer: str = "p") -> None:
-        self.operations.append(SendInvoked(self.now_s, producer, value, P))
-
-    def ok(self, value: str, offset: int | None, partition: str = P, producer: str = "p") -> None:
-        self.operations.append(SendAcknowledged(self.now_s, producer, value, partition, offset))
-
-    def fail(self, value: str) -> None:
-        self.operations.append(SendFailed(self.now_s, "p", value, "refused"))
-
-    def info(self, value: str) -> None:
-        self.operations.append(SendUnknown(self.now_s, "p", value, "timed out"))
-
-    def written(self, *values: str) -> None:
-        """Send and acknowledge each value, at consecutive offsets from 0."""
-        for offset, value in enumerate(values):
-            self.send(value)
-            self.ok(value, offset)
-
-    def assign(self, consumer: str = "c", **positions: int | None) -> None:
-        named = {name.replace("_", "-"): offset for name, offset in positions.items()}
-        self.operations.append(Assigned(self.now_s, consumer, named))
-
-    def poll(self, *records: tuple[int, str], consumer: str = "c", partition: str = P) -> None:
-        found = tuple((partition, offset, value) for offset, value in records)
-        self.operations.append(Polled(self.now_s, self.now_s - 0.5, consumer, found))
-
-    def member(self, consumer: str, *partitions: str, group: str = "g") -> None:
-        self.operations.append(Assigned(self.now_s, consumer, dict.fromkeys(partitions, 0), group))
-
-    def commit(self, consumer: str, offset: int, partition: str = P, group: str = "g", took_s: float = 0.5) -> None:
-        self.operations.append(Committed(self.now_s, self.now_s - took_s, consumer, group, {partition: offset}))
-
-    def check(self, *, dense: bool = False, session_s: float | None = None, final: str | None = None) -> Report:
-        return check(self.operations, dense=dense, session_s=session_s, final=final)
-
-
-def only(report: Report, kind: str, *evidence: str) -> None:
-    """Check that the report names only this kind, once, with this evidence."""
-    assert list(report.anomalies) == [kind], str(report)
-    (anomaly,) = report.anomalies[kind]
-    for part in evidence:
-        assert part in anomaly.evidence
-    assert anomaly.operations
-    assert kind in str(report)
-    assert report.counts()[kind] == 1
 
 
 def test_a_history_with_every_record_read_once_and_in_order_is_clean() -> None:
@@ -519,6 +462,15 @@ def test_a_history_round_trips_through_its_file(tmp_path: Path) -> None:
     story.poll()
     story.member("m", P)
     story.commit("m", 1)
+    story.operations += [
+        Assigned(10.0, "c", {P: 0}, is_read_committed=True),
+        Polled(11.0, 10.5, "c", ((P, 0, "a"),), "p/1"),
+        SendInvoked(12.0, "p", "e", P, "p/1"),
+        OffsetsSent(13.0, "p", "p/1", "g", {P: 1}),
+        TransactionEndInvoked(14.0, "p", "p/1", is_commit=True),
+        TransactionEnded(15.0, "p", "p/1", "commit"),
+        OffsetsFetched(16.0, 15.5, "g", {P: 1}),
+    ]
     path = tmp_path / "history.jsonl"
     write_history(path, story.operations)
     assert read_history(path) == story.operations

@@ -22,6 +22,17 @@ class AnomalyKind(StrEnum):
     OWNERSHIP_OVERLAP = "ownership-overlap"
     VANISHED = "vanished"
     LAG_AT_END = "lag-at-end"
+    INT_NONMONOTONIC_SEND = "int-nonmonotonic-send"
+    G0 = "G0"
+    G1A = "G1a"
+    G1B = "G1b"
+    G1C = "G1c"
+    G1C_WRITE_ORDER = "G1c-write-order"
+    LOST_TRANSACTION = "lost-transaction"
+    TORN_TRANSACTION = "torn-transaction"
+    ABORTED_OFFSETS = "aborted-offsets"
+    LOST_OFFSETS = "lost-offsets"
+    PROCESSED_TWICE = "processed-twice"
 
 
 KINDS: Final = tuple(kind.value for kind in AnomalyKind)
@@ -39,9 +50,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One violation, in words, with the operations (numbers in the history) that show it."""
+    """One violation, in words, with the operations (numbers in the history) that show it.
+
+    `producer` is the producer of the transaction that it concerns.
+    """
 
     kind: AnomalyKind
     partition: str
     evidence: str
     operations: tuple[int, ...]
+    producer: str | None = None

@@ -6,12 +6,21 @@ Each check takes all operations in order.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chronik.testing.anomalies import Anomaly, AnomalyKind, Place
-from chronik.testing.operations import Assigned, Committed, HistoryError, Operation, Polled
+from chronik.testing.operations import (
+    Assigned,
+    Committed,
+    HistoryError,
+    OffsetsFetched,
+    OffsetsSent,
+    Operation,
+    Polled,
+    TransactionEnded,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +62,34 @@ class Position(NamedTuple):
 class PollCheck:
     """Follows each consumer through its polls. `known` are the offsets at which any client saw a record.
 
-    `rereaders` lag on purpose, so their lag is ignored.
+    `committed` are the offsets among them that read_committed consumers must receive; those of aborted transactions
+    are missing. In `dense` partitions, there is a record at every offset. `rereaders` lag on purpose, so their lag is
+    ignored; so is the lag of read_committed consumers, which wait for open transactions.
     """
 
     def __init__(
         self,
         known: dict[str, list[int]],
+        committed: dict[str, list[int]],
         timelines: dict[str, Timeline],
-        dense: bool,
+        dense: Container[str],
         rereaders: Container[str] = (),
     ) -> None:
         self._known = known
+        self._committed = committed
         self._timelines = timelines
         self._dense = dense
         self._rereaders = rereaders
+        self._read_committed: set[str] = set()
         self._positions: dict[str, dict[str, Position | None]] = {}
         self.anomalies: list[Anomaly] = []
         self.worst_lag: Lag | None = None
 
     def take(self, number: int, operation: Operation) -> None:
         match operation:
-            case Assigned(consumer=consumer, positions=positions):
+            case Assigned(consumer=consumer, positions=positions, is_read_committed=is_read_committed):
+                if is_read_committed:
+                    self._read_committed.add(consumer)
                 before = self._positions.get(consumer, {})
                 self._positions[consumer] = {
                     partition: before.get(partition) if offset is None else Position(offset - 1, number)
@@ -82,10 +98,11 @@ class PollCheck:
             case Polled(consumer=consumer):
                 current = self._positions.setdefault(consumer, {})
                 self._follow(number, operation, current)
-                if consumer not in self._rereaders:
+                if consumer not in self._rereaders and consumer not in self._read_committed:
                     self._measure(number, operation, current)
 
     def _follow(self, number: int, polled: Polled, positions: dict[str, Position | None]) -> None:
+        known = self._committed if polled.consumer in self._read_committed else self._known
         for partition, offset, value in polled.records:
             before = positions.get(partition)
             positions[partition] = Position(offset, number)
@@ -98,19 +115,19 @@ class PollCheck:
                 kind = AnomalyKind.INT_NONMONOTONIC_POLL if inside else AnomalyKind.EXTERNAL_NONMONOTONIC_POLL
                 evidence += f" although it had passed {Place(partition, before.offset)}"
             else:
-                skipped = self._between(partition, before.offset, offset)
+                skipped = self._between(partition, before.offset, offset, known)
                 if not skipped:
                     continue
                 kind = AnomalyKind.INT_POLL_SKIP if inside else AnomalyKind.EXTERNAL_POLL_SKIP
                 evidence += f" after {Place(partition, before.offset)}: {skipped} records skipped"
             self.anomalies.append(Anomaly(kind, partition, evidence, operations))
 
-    def _between(self, partition: str, after: int, before: int) -> int:
+    def _between(self, partition: str, after: int, before: int, known: dict[str, list[int]]) -> int:
         """Return how many records are known to exist between two offsets."""
-        if self._dense:
+        if partition in self._dense:
             return before - after - 1
-        known = self._known[partition]
-        return bisect_left(known, before) - bisect_right(known, after)
+        offsets = known.get(partition, [])
+        return bisect_left(offsets, before) - bisect_right(offsets, after)
 
     def _measure(self, number: int, polled: Polled, positions: dict[str, Position | None]) -> None:
         for partition, position in positions.items():
@@ -203,13 +220,18 @@ class FinalReadCheck:
     """When no more records are sent, the consumer `final` reads everything, and no consumer lags.
 
     `final` starts at each partition's log start (the positions of its assignment) and reads to the end. Records below
-    that start were deleted legitimately; every other record that any consumer ever received must still exist.
+    that start were deleted legitimately; every other record that any consumer ever received must still exist. If
+    `final` is read_committed, records of transactions that did not commit are hidden from it.
     """
 
     def __init__(self, final: str, rereaders: Container[str] = ()) -> None:
         self._final = final
         self._rereaders = rereaders
-        self._starts: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
+        self._read_committed: set[str] = set()
+        """The consumers and groups that are read_committed."""
+        self._sent: dict[str, list[OffsetsSent]] = {}
+        """By transaction: the offsets that it commits."""
         self._read: set[tuple[Place, str]] = set()
         self._polled: dict[tuple[Place, str], int] = {}
         """Each record that another consumer received, and the first operation that shows it."""
@@ -217,10 +239,12 @@ class FinalReadCheck:
         """By consumer or group, and partition: the offset to read next, and the operation that shows it."""
 
     def take(self, number: int, operation: Operation) -> None:
+        if isinstance(operation, Assigned) and operation.is_read_committed:
+            self._read_committed.add(operation.consumer if operation.group is None else f"group {operation.group}")
         match operation:
             case Assigned(consumer=consumer, positions=positions) if consumer == self._final:
                 for partition, position in positions.items():
-                    self._starts[partition] = min(position or 0, self._starts.get(partition, position or 0))
+                    self.starts[partition] = min(position or 0, self.starts.get(partition, position or 0))
             case Assigned(group=str(group), positions=positions):
                 for partition in positions:
                     self._next.setdefault((f"group {group}", partition), (0, number))
@@ -228,12 +252,14 @@ class FinalReadCheck:
                 for partition, position in positions.items():
                     if position is not None:
                         self._next[consumer, partition] = (position, number)
-            case Committed(group=group, offsets=offsets):
-                for partition, offset in offsets.items():
-                    key = f"group {group}", partition
-                    # The response to an older commit may arrive after the response to a newer one.
-                    if offset > self._next.get(key, (-1, number))[0]:
-                        self._next[key] = (offset, number)
+            case Committed(group=group, offsets=offsets) | OffsetsFetched(group=group, offsets=offsets):
+                self._group_reached(number, group, offsets)
+            case OffsetsSent(transaction=transaction):
+                self._sent.setdefault(transaction, []).append(operation)
+            case TransactionEnded(transaction=transaction, outcome=outcome):
+                for sent in self._sent.pop(transaction, ()):
+                    if outcome == "commit":
+                        self._group_reached(number, sent.group, sent.offsets)
             case Polled(consumer=consumer, records=records):
                 for partition, offset, value in records:
                     if consumer == self._final:
@@ -243,17 +269,37 @@ class FinalReadCheck:
                         if (consumer, partition) in self._next:
                             self._next[consumer, partition] = (offset + 1, number)
 
-    def anomalies(self, ends: Mapping[str, int]) -> Iterator[Anomaly]:
-        """Yield the anomalies; `ends` are the known end offsets of the partitions."""
-        if not self._starts:
+    def _group_reached(self, number: int, group: str, offsets: Mapping[str, int]) -> None:
+        for partition, offset in offsets.items():
+            key = f"group {group}", partition
+            # The response to an older commit may arrive after the response to a newer one.
+            if offset > self._next.get(key, (-1, number))[0]:
+                self._next[key] = (offset, number)
+
+    @property
+    def committed_starts(self) -> Mapping[str, int]:
+        """Where the final reader starts, if it is read_committed."""
+        return self.starts if self._final in self._read_committed else {}
+
+    def anomalies(
+        self, ends: Mapping[str, int], committed_ends: Mapping[str, int], is_hidden: Callable[[str], bool]
+    ) -> Iterator[Anomaly]:
+        """Yield the anomalies. `ends` are the known end offsets of the partitions.
+
+        `committed_ends` are the ends for read_committed consumers, which do not receive hidden records.
+        """
+        if not self.starts:
             raise HistoryError(f"{self._final} was assigned no partition, so no consumer read everything at the end")
+        is_final_read_committed = self._final in self._read_committed
         for (place, value), number in self._polled.items():
-            start = self._starts.get(place.partition)
+            if is_final_read_committed and is_hidden(value):
+                continue
+            start = self.starts.get(place.partition)
             if start is not None and place.offset >= start and (place, value) not in self._read:
                 evidence = f"{value!r} was read at {place}, and {self._final} did not find it there in the end"
                 yield Anomaly(AnomalyKind.VANISHED, place.partition, evidence, (number,))
         for (reader, partition), (offset, number) in self._next.items():
-            end = ends.get(partition, 0)
+            end = (committed_ends if reader in self._read_committed else ends).get(partition, 0)
             if offset < end:
                 evidence = f"{reader} is at {Place(partition, offset)} in the end, but the log ends at {end}"
                 yield Anomaly(AnomalyKind.LAG_AT_END, partition, evidence, (number,))

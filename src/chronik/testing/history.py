@@ -21,6 +21,36 @@ and, if a consumer reads everything at the end (see `FinalReadCheck`):
     vanished                    polled once, not below the log start, and not found by the final reader
     lag-at-end                  a consumer's position, or a group's last committed offset, is not the end
 
+Of transactions, the anomalies are:
+
+    G1a                         a read_committed consumer received a record of a transaction that aborted
+    G1b                         one received a record before its transaction asked to commit
+    G1c                         transactions consumed each other's records in a circle
+    lost-transaction            committed, and read_committed consumers passed records without receiving any
+    torn-transaction            the same, but they received some of its records
+    int-nonmonotonic-send       inside one transaction, a later send has a lower offset than an earlier one
+    aborted-offsets             a group has an offset that only aborted transactions sent
+    lost-offsets                a group does not have the offset that a committed transaction, or a commit, wrote last
+    processed-twice             two committed transactions of one group consumed the same record
+
+Kafka permits two more, so they are reported, but a history with them is clean, unless `isolates_writes`:
+
+    G0                          transactions wrote in contradictory orders, in two partitions or in one
+    G1c-write-order             a circle of consumed records and write orders
+
+Kafka does not isolate writes: concurrent transactions append to a partition in turn, and a consumer receives both in
+the order of the log. Jepsen's tests of Kafka and Redpanda allow both for this reason. A workload in which concurrent
+transactions never share a partition can exclude them. All other anomalies are never correct under protocol V2
+(KIP-890, part 2). Under V1, every transaction of a producer has the same epoch, so a delayed EndTxn of one transaction
+may end the next one early: part of it commits, or an abort hides what is later committed. Any Kafka-compatible system
+permits that by design. `late_ends` names producers with V1 whose requests are delayed this long: G1a, G1b, lost and
+torn transactions of them are reported as permitted. A client that keeps its connection cannot cause it, so nothing is
+permitted by default.
+
+A transaction with an unknown outcome committed if a read_committed consumer received a record of it: then all of its
+records must be received. Records of aborted transactions are not lost if nobody receives them, and a read_committed
+consumer does not skip them. Transaction markers take an offset; `dense` does not apply to partitions with transactions.
+
 The report also has the worst real-time lag: how long, at a poll, a consumer had not received a record that was known to
 exist. Pure: a history in, a report out.
 """
@@ -29,14 +59,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from chronik.testing.anomalies import KINDS, Anomaly
+from chronik.testing.anomalies import KINDS, Anomaly, AnomalyKind
 from chronik.testing.consumer_checks import FinalReadCheck, Lag, OwnershipCheck, PollCheck
 from chronik.testing.operations import Operation
 from chronik.testing.partition_history import PartitionHistory
+from chronik.testing.transaction_checks import OffsetsCheck, VisibilityCheck
+from chronik.testing.transaction_cycles import CycleCheck
+from chronik.testing.transactions import TransactionHistory
 
+WRITE_ORDER: Final = frozenset([AnomalyKind.G0, AnomalyKind.G1C_WRITE_ORDER])
+LATE_END: Final = frozenset(
+    [AnomalyKind.G1A, AnomalyKind.G1B, AnomalyKind.LOST_TRANSACTION, AnomalyKind.TORN_TRANSACTION]
+)
 SHOWN_PER_KIND_MAX: Final = 5
 
 
@@ -51,6 +88,9 @@ class Report:
     acknowledged: int
     unknown: int
     polled: int
+    transactions: int = 0
+    permitted: dict[str, list[Anomaly]] = field(default_factory=dict)
+    """What Kafka permits by design."""
 
     @property
     def is_clean(self) -> bool:
@@ -63,11 +103,14 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"{self.operations} operations: {self.sent} sent, {self.acknowledged} acknowledged, "
-            f"{self.unknown} unknown, {self.polled} polled: {'clean' if self.is_clean else 'NOT clean'}"
+            f"{self.unknown} unknown, {self.polled} polled, {self.transactions} transactions: "
+            f"{'clean' if self.is_clean else 'NOT clean'}"
         ]
-        for kind, anomalies in self.anomalies.items():
-            lines.append(f"{kind}: {len(anomalies)}")
-            lines += [f"  {each.evidence} (operations {each.operations})" for each in anomalies[:SHOWN_PER_KIND_MAX]]
+        for title, found in (("", self.anomalies), ("permitted ", self.permitted)):
+            for kind, anomalies in found.items():
+                lines.append(f"{title}{kind}: {len(anomalies)}")
+                shown = anomalies[:SHOWN_PER_KIND_MAX]
+                lines += [f"  {each.evidence} (operations {each.operations})" for each in shown]
         return "\n".join(lines)
 
 
@@ -78,18 +121,30 @@ def check(
     rereaders: Container[str] = (),
     session_s: float | None = None,
     final: str | None = None,
+    isolates_writes: bool = False,
+    late_ends: Container[str] = (),
 ) -> Report:
     """Return the report on a history.
 
-    `dense` means that the topics have a record at every offset (no transactions, no compaction), so that a skipped
+    `dense` means that partitions without transactions have a record at every offset (no compaction), so that a skipped
     offset is an anomaly even if no client ever saw its record. `rereaders` are consumers that return to old records on
     purpose: their lag is not measured, but all other checks apply. `session_s` is the time, with some slack, after
-    which a group member gives up without an answer. `final` reads everything at the end.
+    which a group member gives up without an answer. `final` reads everything at the end. `isolates_writes` means that
+    concurrent transactions never write to the same partition. `late_ends` are producers with protocol V1 whose EndTxn
+    may arrive during a later transaction.
     """
     partitions = PartitionHistory()
+    transactions = TransactionHistory()
+    offsets = OffsetsCheck(transactions)
     for number, operation in enumerate(operations):
         partitions.take(number, operation)
-    polls = PollCheck(partitions.known_offsets(), partitions.timelines, dense, rereaders)
+        transactions.take(number, operation)
+        offsets.take(number, operation)
+    transactions.settle()
+    known = partitions.known_offsets()
+    committed = partitions.known_offsets(transactions.is_hidden) if transactions.transactions else known
+    dense_partitions = partitions.timelines.keys() - partitions.transactional if dense else ()
+    polls = PollCheck(known, committed, partitions.timelines, dense_partitions, rereaders)
     ownership = OwnershipCheck(session_s)
     final_read = None if final is None else FinalReadCheck(final, rereaders)
     for number, operation in enumerate(operations):
@@ -99,10 +154,22 @@ def check(
             final_read.take(number, operation)
     found = [*partitions.anomalies(), *polls.anomalies, *ownership.anomalies]
     if final_read is not None:
-        found += final_read.anomalies({name: timeline.ends[-1] for name, timeline in partitions.timelines.items()})
+        ends, committed_ends = (
+            {name: sorted_offsets[-1] + 1 for name, sorted_offsets in offsets_of.items()}
+            for offsets_of in (known, committed)
+        )
+        found += final_read.anomalies(ends, committed_ends, transactions.is_hidden)
+    starts = {} if final_read is None else final_read.committed_starts
+    found += VisibilityCheck(transactions, partitions, starts).anomalies()
+    found += CycleCheck(transactions, partitions).anomalies()
+    found += offsets.anomalies()
     anomalies: dict[str, list[Anomaly]] = {}
+    permitted: dict[str, list[Anomaly]] = {}
     for anomaly in found:
-        anomalies.setdefault(anomaly.kind, []).append(anomaly)
+        is_permitted = (anomaly.kind in WRITE_ORDER and not isolates_writes) or (
+            anomaly.kind in LATE_END and anomaly.producer in late_ends
+        )
+        (permitted if is_permitted else anomalies).setdefault(anomaly.kind, []).append(anomaly)
     outcomes = Counter(send.outcome for send in partitions.sends.values())
     return Report(
         anomalies={kind: anomalies[kind] for kind in KINDS if kind in anomalies},
@@ -112,6 +179,8 @@ def check(
         acknowledged=outcomes["ok"],
         unknown=outcomes["info"] + outcomes[None],
         polled=partitions.polled_records,
+        transactions=len(transactions.transactions),
+        permitted={kind: permitted[kind] for kind in KINDS if kind in permitted},
     )
 
 

@@ -11,12 +11,23 @@ Values are unique: each is sent once. On disk a history is JSON Lines, one opera
     {"op":"assign",...,"group":"g1"}      the same by a group; a revocation assigns the remaining partitions
     {"op":"poll","at_s":0.3,"invoked_s":0.2,"consumer":"c1","records":[["t-0",0,"p1/0"]]}
     {"op":"commit-ok","at_s":0.4,"invoked_s":0.3,"consumer":"c1","group":"g1","offsets":{"t-0":1}}
+    {"op":"offsets","at_s":0.5,"invoked_s":0.4,"group":"g1","offsets":{"t-0":1}}
+
+A transaction has a name of its own, never used again: a transactional id has one transaction after another.
+
+    {"op":"send",...,"transaction":"p1/7"}                                     a send inside a transaction
+    {"op":"assign",...,"is_read_committed":true}                               a read_committed consumer
+    {"op":"poll",...,"transaction":"p1/7"}                                     its records are the transaction's input
+    {"op":"txn-offsets","at_s":0.6,"producer":"p1","transaction":"p1/7","group":"g1","offsets":{"t-0":1}}
+    {"op":"txn-end","at_s":0.7,"producer":"p1","transaction":"p1/7","is_commit":true}
+    {"op":"txn-ended","at_s":0.8,"producer":"p1","transaction":"p1/7","outcome":"commit"}
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
@@ -26,11 +37,15 @@ class _Operation(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True
 
 
 class SendInvoked(_Operation, frozen=True, tag="send"):
-    """A producer was given a value to send. `partition` is None if the client chooses it."""
+    """A producer was given a value to send. `partition` is None if the client chooses it.
+
+    `transaction` is None outside transactions.
+    """
 
     producer: str
     value: str
     partition: str | None = None
+    transaction: str | None = None
 
 
 class SendAcknowledged(_Operation, frozen=True, tag="send-ok"):
@@ -62,20 +77,26 @@ class Assigned(_Operation, frozen=True, tag="assign"):
     """From here on the consumer reads only these partitions, by its own choice or by its group's.
 
     A position is the offset that it must read next. None means to continue from the previous position, or anywhere for
-    a newly assigned partition. `group` is None if the consumer assigned the partitions itself.
+    a newly assigned partition. `group` is None if the consumer assigned the partitions itself. A consumer has the same
+    isolation level in all its assignments.
     """
 
     consumer: str
     positions: dict[str, int | None]
     group: str | None = None
+    is_read_committed: bool = False
 
 
 class Polled(_Operation, frozen=True, tag="poll"):
-    """One poll, invoked at `invoked_s` and answered at `at_s`, with its records: (partition, offset, value)."""
+    """One poll, invoked at `invoked_s` and answered at `at_s`, with its records: (partition, offset, value).
+
+    `transaction` names the transaction whose sends were made from these records (consume, transform, produce).
+    """
 
     invoked_s: float
     consumer: str
     records: tuple[tuple[str, int, str], ...]
+    transaction: str | None = None
 
 
 class Committed(_Operation, frozen=True, tag="commit-ok"):
@@ -87,7 +108,61 @@ class Committed(_Operation, frozen=True, tag="commit-ok"):
     offsets: dict[str, int]
 
 
-Operation = SendInvoked | SendAcknowledged | SendFailed | SendUnknown | Assigned | Polled | Committed
+class OffsetsFetched(_Operation, frozen=True, tag="offsets"):
+    """The coordinator returned the group's committed offsets, requested at `invoked_s` with `require_stable`.
+
+    A partition without a committed offset is not among `offsets`.
+    """
+
+    invoked_s: float
+    group: str
+    offsets: dict[str, int]
+
+
+class OffsetsSent(_Operation, frozen=True, tag="txn-offsets"):
+    """The producer sends the group's offsets inside its transaction: they are committed if and only if it commits."""
+
+    producer: str
+    transaction: str
+    group: str
+    offsets: dict[str, int]
+
+
+class TransactionEndInvoked(_Operation, frozen=True, tag="txn-end"):
+    """The application asks the producer to commit or to abort. A commit that failed may be followed by an abort.
+
+    It commits only if every send and every OffsetsSent of the transaction was acknowledged.
+    """
+
+    producer: str
+    transaction: str
+    is_commit: bool
+
+
+class TransactionEnded(_Operation, frozen=True, tag="txn-ended"):
+    """The outcome as the producer knows it. It is unknown if the producer ended or was fenced before it was notified.
+
+    A transaction without this operation ends unknown, too; without a request to commit, it can only abort.
+    """
+
+    producer: str
+    transaction: str
+    outcome: Literal["commit", "abort", "unknown"]
+
+
+Operation = (
+    SendInvoked
+    | SendAcknowledged
+    | SendFailed
+    | SendUnknown
+    | Assigned
+    | Polled
+    | Committed
+    | OffsetsFetched
+    | OffsetsSent
+    | TransactionEndInvoked
+    | TransactionEnded
+)
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Operation] = msgspec.json.Decoder(Operation)

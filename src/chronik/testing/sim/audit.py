@@ -3,6 +3,7 @@
 - Each Raft term has at most one leader, and so has each leader epoch of a partition.
 - Below their watermarks, all replicas have the same batches forever.
 - The leader of the newest epoch has every batch that was ever below a watermark.
+- The last stable offset of a replica is never above its watermark, and never goes backwards while its process runs.
 
 This applies to the topics of clients and to internal topics. Replicas compact at different times: in a compacted topic,
 only the offsets and the epoch of a batch are compared, if the replica has the batch.
@@ -50,6 +51,8 @@ class Auditor:
         self._logs: dict[tuple[str, int], CommittedLog] = {}
         self._checked: dict[tuple[object, str, int], int] = {}
         """By process and partition: the offset up to which its log was compared."""
+        self._stable: dict[Partition, int] = {}
+        """The last stable offset that a replica had at the last check."""
 
     def check(self) -> None:
         """Check all nodes now, and again every `CHECK_S`."""
@@ -77,11 +80,22 @@ class Auditor:
         if hosted.leader is not None:
             self._check_only_leader(log.leaders, epoch, node.host.name, f"{name}, epoch")
         self._compare(node, hosted, log)
+        self._check_stable(node, hosted)
         if hosted.leader is not None and epoch == log.newest_epoch and hosted.log_end_offset < log.end:
             self._world.violated(
                 f"{node.host.name} leads {name} in epoch {epoch}, but its log ends at {hosted.log_end_offset}, "
                 f"and {log.end} is committed"
             )
+
+    def _check_stable(self, node: SimNode, hosted: Partition) -> None:
+        stable, before = hosted.last_stable_offset, self._stable.get(hosted, 0)
+        # The log of a damaged replica may begin anew.
+        if stable > hosted.high_watermark or (stable < before and not node.may_log):
+            self._world.violated(
+                f"{node.host.name}, {hosted.topic}-{hosted.index}: the last stable offset is {stable} after {before}, "
+                f"the watermark {hosted.high_watermark}"
+            )
+        self._stable[hosted] = stable
 
     def _check_only_leader(self, known: dict[int, str], number: int, name: str, what: str) -> None:
         if known.setdefault(number, name) != name:

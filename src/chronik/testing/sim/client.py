@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from chronik.client.errors import RETRIABLE, ClientError, raise_for
 from chronik.testing.sim.history import History, PartitionHistory
 from chronik.testing.sim.world import World
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import check_batches, decode_batch
+from chronik.wire.batch import BatchHeader, check_batches, decode_batch, read_marker
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_response, write_fetch_request
 from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
@@ -32,6 +33,7 @@ OFFSETS_BY_NAME_MAX_VERSION = 9
 FETCH_SLACK_S = 0.6
 PRODUCE_TIMEOUT_MS = 700
 ACKS_ALL = -1
+READ_COMMITTED = 1
 EARLIEST, LATEST = -2, -1
 
 
@@ -57,8 +59,8 @@ class SimClient:
         self.errors: dict[str, int] = {}
         # Shuffled, so that clients do not all learn of leaders from the same node.
         nodes = service.bootstrap
-        self._bootstrap = nodes if len(nodes) == 1 else self.random.sample(nodes, len(nodes))
-        self.cluster = self.new_cluster(*self._bootstrap)
+        self.bootstrap = nodes if len(nodes) == 1 else self.random.sample(nodes, len(nodes))
+        self.cluster = self.new_cluster(*self.bootstrap)
         self._single_nodes: dict[tuple[str, int], Cluster] = {}
 
     async def run(self) -> None:
@@ -92,9 +94,9 @@ class SimClient:
 
     def _any_node(self) -> Cluster:
         """Return a random node to query for leaders: a node that lags may still name itself."""
-        if len(self._bootstrap) == 1:
+        if len(self.bootstrap) == 1:
             return self.cluster
-        return self.single_node(self.random.choice(self._bootstrap))
+        return self.single_node(self.random.choice(self.bootstrap))
 
     def single_node(self, address: tuple[str, int]) -> Cluster:
         if address not in self._single_nodes:
@@ -113,7 +115,7 @@ class SimClient:
     async def drop_connections(self) -> None:
         """Close all connections, as an impatient application does before it starts over."""
         clusters = (*self._single_nodes.values(), self.cluster)
-        self._single_nodes, self.cluster = {}, self.new_cluster(*self._bootstrap)
+        self._single_nodes, self.cluster = {}, self.new_cluster(*self.bootstrap)
         for cluster in clusters:
             await cluster.close()
 
@@ -138,9 +140,11 @@ class SimClient:
 # -- requests that several clients share; all of them raise the broker's error as KafkaError, or ClientError -----------
 
 
-def produce_request(version: int, topic: str, partition: int, batch: bytes, acks: int = ACKS_ALL) -> bytes:
+def produce_request(
+    version: int, topic: str, partition: int, batch: bytes, acks: int = ACKS_ALL, transactional_id: str | None = None
+) -> bytes:
     topics = [ProduceTopic(topic, None, [(partition, memoryview(batch))])]
-    return write_produce_request(version, ProduceRequest(None, acks, PRODUCE_TIMEOUT_MS, topics))
+    return write_produce_request(version, ProduceRequest(transactional_id, acks, PRODUCE_TIMEOUT_MS, topics))
 
 
 def produced_offset(version: int, body: memoryview) -> int:
@@ -163,18 +167,31 @@ class Fetched(NamedTuple):
     """The result of one fetch: records from the fetch offset on, decoded from whole batches."""
 
     records: list[Record]
+    """Without markers, and with read_committed without the records of aborted transactions."""
     next_offset: int
     high_watermark: int
+    last_stable_offset: int
+    aborted: Sequence[tuple[int, int]]
+    """The aborted transactions that the broker listed: producer id and first offset."""
     log_start_offset: int
     damage: str | None
     """Why the records could not be read."""
 
 
 async def fetch_records(
-    connection: Connection, topic: str, partition: int, position: int, *, max_bytes: int, max_wait_ms: int
+    connection: Connection,
+    topic: str,
+    partition: int,
+    position: int,
+    *,
+    max_bytes: int,
+    max_wait_ms: int,
+    isolation_level: int = 0,
 ) -> Fetched:
     topics = [FetchTopic(topic, None, [FetchPartition(partition, -1, position, -1, -1, max_bytes)])]
-    request = FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=max_bytes, topics=topics)
+    request = FetchRequest(
+        max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=max_bytes, isolation_level=isolation_level, topics=topics
+    )
     version = connection.version(ApiKey.FETCH, TOPIC_NAMES_MAX_VERSION)
     body = await connection.request(
         ApiKey.FETCH, version, write_fetch_request(version, request), timeout_s=max_wait_ms / 1000 + FETCH_SLACK_S
@@ -186,15 +203,43 @@ async def fetch_records(
         raise KafkaError(ErrorCode(code), f"fetch at {position}")
     data = memoryview(result.records)
     records: list[Record] = []
-    next_offset = position
-    damage: str | None = None
+    next_offset, damage = position, None
+    aborted = result.aborted_transactions or ()
     try:
-        for start, header in check_batches(data, len(data), from_producer=False) if len(data) else ():
+        batches = check_batches(data, len(data), from_producer=False) if len(data) else []
+        for start, _ in _visible(data, batches, aborted):
             records += [record for record in decode_batch(data, start) if record.offset >= position]
-            next_offset = header.next_offset
+        next_offset = batches[-1][1].next_offset if batches else position
     except KafkaError as error:
         damage = f"{error.code.name} {error.message}"
-    return Fetched(records, next_offset, result.high_watermark, result.log_start_offset, damage)
+    return Fetched(
+        records,
+        next_offset,
+        result.high_watermark,
+        result.last_stable_offset,
+        aborted,
+        result.log_start_offset,
+        damage,
+    )
+
+
+def _visible(
+    data: memoryview, batches: Sequence[tuple[int, BatchHeader]], aborted: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield the batches that are neither markers nor aborted, as consumers do.
+
+    Consumers rely on the order of the list: they look only at its first remaining entry.
+    """
+    left = deque(aborted)
+    skipped: dict[int, None] = {}
+    for start, header in batches:
+        while left and left[0][1] <= header.last_offset:
+            skipped[left.popleft()[0]] = None
+        if header.is_control:
+            if header.record_count and not read_marker(data, start).is_commit:
+                skipped.pop(header.producer_id, None)
+        elif not (header.is_transactional and header.producer_id in skipped):
+            yield start, header
 
 
 async def fetch(
@@ -217,11 +262,13 @@ async def fetch(
     return position
 
 
-async def list_offset(connection: Connection, partition: PartitionHistory, timestamp: int) -> int:
+async def list_offset(
+    connection: Connection, partition: PartitionHistory, timestamp: int, isolation_level: int = 0
+) -> int:
     """Send ListOffsets for one partition and return the offset."""
     requested = {"partition_index": partition.name.partition, "current_leader_epoch": -1, "timestamp": timestamp}
     topics = [{"name": partition.name.topic, "partitions": [requested]}]
-    values = {"replica_id": -1, "isolation_level": 0, "topics": topics, "timeout": 1000}
+    values = {"replica_id": -1, "isolation_level": isolation_level, "topics": topics, "timeout": 1000}
     response = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=REQUEST_TIMEOUT_S)
     result = response.topics[0].partitions[0]
     raise_for(result, "ListOffsets")

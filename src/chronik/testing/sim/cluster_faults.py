@@ -167,14 +167,19 @@ class ClusterNemesis(Nemesis):
 class LoneCut(ClusterNemesis):
     """Cuts one node off from the other nodes, but not from clients, until others have long taken over its roles.
 
-    No other fault occurs, so its stale answers are visible. Most often the node coordinates a group.
+    No other fault occurs, so its stale answers are visible. Most often the node coordinates: it leads a partition of
+    `topic`.
     """
+
+    def __init__(self, targets: Targets, topic: str = OFFSETS_TOPIC) -> None:
+        super().__init__(targets)
+        self._topic = topic
 
     def begin(self, until_s: float, pause_s: float) -> None:
         self._world.after(self._random.uniform(0.5, 2.0), self._cut_one)
 
     def _cut_one(self) -> None:
-        coordinators = [node for node in self._nodes if self._leads_partition(node, OFFSETS_TOPIC)]
+        coordinators = [node for node in self._nodes if self._leads_partition(node, self._topic)]
         self._fault("isolate", self._random.choice(coordinators or self._nodes))()
 
     def _duration_s(self) -> float:

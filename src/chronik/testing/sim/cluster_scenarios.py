@@ -21,15 +21,22 @@ from chronik.testing.sim.operators import ResizeOperator
 from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.topic_clients import COMPACTED_TOPIC
 from chronik.testing.sim.workload import Workload, WorkloadSettings
-from chronik.wire.batch import check_batches, decode_batch
+from chronik.wire.batch import check_batches, decode_batch, read_marker
+from chronik.wire.records import Record
 
 REPLICAS = 3
 SETTLED_S_MAX = 60.0
-AUDITED = (TOPIC, OFFSETS_TOPIC, COMPACTED_TOPIC)
 
-FILES, STORES, SICK, WORSE = "files", "stores", "sick", "worse"
+FILES, STORES, SICK, WORSE, ROT = "files", "stores", "sick", "worse", "rot"
 TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
 """Each kind of trouble and its weight."""
+ROT_SHARE = 0.2
+"""The share of seeds whose trouble is `ROT` instead."""
+ROT_PAUSE_S = 0.5
+ROT_SEGMENT_BYTES = "4096"
+ROT_REREAD_SHARE = 0.1
+SCRUB_INTERVALS_MS = 500, 4_000
+"""With the second interval, readers often find the damage before the scrubber does."""
 BESIDE = ("kill", "kill_all", "power", "stop", "isolate", "transfer", "freeze")
 """Faults in addition to damaged files and sick devices; each seed draws some of them."""
 RECOVERY_POINT_INTERVALS_MS = 250, 60_000
@@ -58,6 +65,8 @@ class ThreeNodes(Scenario):
     busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
     recovery_point_interval_ms: int = 250
+    scrub_interval_ms: int = 500
+    audited: ClassVar[tuple[str, ...]] = (TOPIC, OFFSETS_TOPIC, COMPACTED_TOPIC)
 
     def build(self) -> None:
         self.has_lone_cut = self.draws_lone_cut()
@@ -83,12 +92,12 @@ class ThreeNodes(Scenario):
                 durability="synced" if self.is_synced else "replicated",
                 replica_lag_ms_max=lag_ms_max,
                 recovery_point_interval_ms=self.recovery_point_interval_ms,
+                scrub_interval_ms=self.scrub_interval_ms,
             )
             self.nodes.append(SimNode(host, config))
-        settings = self.draw_workload()
-        self.workload = Workload(self.service(), self.client_hosts, settings, self.operators(settings))
+        self.workload = self.make_workload(self.draw_workload())
         self.nemesis = self.make_nemesis(self.targets(mortal=None if self.is_synced else random.choice(self.nodes)))
-        Auditor(self.world, self.nodes, AUDITED).check()
+        Auditor(self.world, self.nodes, self.audited).check()
 
     def draws_lone_cut(self) -> bool:
         return self.world.random("lone-cut").random() < 0.15
@@ -97,6 +106,9 @@ class ThreeNodes(Scenario):
         # Under `replicated`, records on a single replica are lost with its machine's memory.
         settings = WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=None if self.is_synced else 2)
         return settings.for_groups(self.random) if self.has_lone_cut else settings
+
+    def make_workload(self, settings: WorkloadSettings) -> Workload:
+        return Workload(self.service(), self.client_hosts, settings, self.operators(settings))
 
     def operators(self, settings: WorkloadSettings) -> Sequence[SimClient]:
         """Return clients that change the cluster, in addition to those of the workload."""
@@ -133,7 +145,7 @@ class ThreeNodes(Scenario):
     def _audited(self) -> list[tuple[str, int]]:
         """Return the partitions of the audited topics in the newest image."""
         image = newest_image(self.nodes)
-        topics = [] if image is None else [topic for name in AUDITED if (topic := image.topic(name)) is not None]
+        topics = [] if image is None else [topic for name in self.audited if (topic := image.topic(name)) is not None]
         return [(topic.name, partition.partition) for topic in topics for partition in topic.partitions]
 
     def _copies(self, topic: str, index: int) -> list[tuple[str, Partition, int]]:
@@ -196,10 +208,16 @@ class BadDisks(ThreeNodes):
         trouble = self.world.random("trouble")
         self._trouble = trouble.choices(list(TROUBLES), list(TROUBLES.values()))[0]
         beside = trouble.sample(BESIDE, trouble.randint(0, 3))
+        if self.world.random("rot").random() < ROT_SHARE:
+            self._trouble = ROT
         if self._trouble == FILES:
             self.strike_pause_s = FILES_PAUSE_S
             self.recovery_point_interval_ms = trouble.choice(RECOVERY_POINT_INTERVALS_MS)
             self._kinds = [*trouble.sample(sorted(FILE_FAULTS), trouble.randint(1, 2)), *beside]
+        elif self._trouble == ROT:
+            self.strike_pause_s = ROT_PAUSE_S
+            self.scrub_interval_ms = trouble.choice(SCRUB_INTERVALS_MS)
+            self._kinds = ["rot", *beside[:1]]
         elif self._trouble == STORES:
             self._kinds = ["lose_all_stores", *beside]
         else:
@@ -214,6 +232,11 @@ class BadDisks(ThreeNodes):
 
     def draw_workload(self) -> WorkloadSettings:
         settings = WorkloadSettings.drawn(self.random, 3, min_insync_replicas=2)
+        if self._trouble == ROT:
+            configs = {**settings.topic_configs, "segment.bytes": ROT_SEGMENT_BYTES}
+            settings = replace(
+                settings, topic_configs=configs, reread_share=ROT_REREAD_SHARE, producers=settings.producers[:1]
+            )
         return settings.unhurried() if self._trouble == SICK else replace(settings, producers=settings.producers[:2])
 
     def make_nemesis(self, targets: Targets) -> ClusterNemesis:
@@ -280,7 +303,7 @@ class FiveNodes(ThreeNodes):
         return LoneCut(targets) if self.has_lone_cut else DiskNemesis(targets, self._kinds)
 
 
-def _batches(hosted: Partition) -> Iterator[memoryview]:
+def batches_of(hosted: Partition) -> Iterator[memoryview]:
     """Yield all batches. A read ends with its segment, and each replica has its own segment boundaries."""
     position, end = hosted.log_start_offset, hosted.log_end_offset
     while position < end:
@@ -293,18 +316,34 @@ def _batches(hosted: Partition) -> Iterator[memoryview]:
 
 def _is_same(one: Partition, other: Partition) -> bool:
     """Compare byte for byte; in a compacted topic, the last values of all keys are enough."""
-    if b"".join(_batches(one)) == b"".join(_batches(other)):
+    if b"".join(batches_of(one)) == b"".join(batches_of(other)):
         return True
     return one.log.config.cleanup_compact and _last_values(one) == _last_values(other)
 
 
 def _last_values(hosted: Partition) -> dict[bytes | None, tuple[int, bytes]]:
-    """Return each key's last value with its offset; keys whose last record is a tombstone are left out."""
+    """Return each key's last value with its offset; keys whose last record is a tombstone are left out.
+
+    Records of aborted transactions do not count: compaction removes them.
+    """
     last: dict[bytes | None, tuple[int, bytes]] = {}
-    for data in _batches(hosted):
-        for start, _ in check_batches(data, len(data), from_producer=False):
-            for record in decode_batch(data, start):
-                last.pop(record.key, None)
-                if record.value is not None:
-                    last[record.key] = (record.offset, bytes(record.value))
+    for record in sorted(_committed_records(hosted), key=lambda record: record.offset):
+        last.pop(record.key, None)
+        if record.value is not None:
+            last[record.key] = (record.offset, bytes(record.value))
     return last
+
+
+def _committed_records(hosted: Partition) -> Iterator[Record]:
+    """Yield the records outside transactions, and those of a transaction with its commit marker."""
+    pending: dict[int, list[Record]] = {}
+    for data in batches_of(hosted):
+        for start, header in check_batches(data, len(data), from_producer=False):
+            if header.is_control:
+                records = pending.pop(header.producer_id, [])
+                if header.record_count and read_marker(data, start).is_commit:
+                    yield from records
+            elif header.is_transactional:
+                pending.setdefault(header.producer_id, []).extend(decode_batch(data, start))
+            else:
+                yield from decode_batch(data, start)

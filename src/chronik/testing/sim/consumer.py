@@ -15,7 +15,13 @@ class SimConsumer(SimClient):
     """Follows the end of one partition."""
 
     def __init__(
-        self, name: str, service: Service, partition: int, max_bytes: int = 256 * 1024, max_wait_ms: int = 0
+        self,
+        name: str,
+        service: Service,
+        partition: int,
+        max_bytes: int = 256 * 1024,
+        max_wait_ms: int = 0,
+        reread_share: float = 0.0,
     ) -> None:
         super().__init__(name, service)
         self.partition: PartitionHistory = service.history.partition(TOPIC, partition)
@@ -23,6 +29,7 @@ class SimConsumer(SimClient):
         self.records_read = 0
         self._max_bytes = max_bytes
         self._max_wait_ms = max_wait_ms
+        self._reread_share = reread_share
 
     async def work(self) -> None:
         while not self.is_finishing:
@@ -35,7 +42,7 @@ class SimConsumer(SimClient):
 
     async def _follow(self, connection: Connection) -> None:
         while not self.is_finishing:
-            if self.random.random() < 0.02:
+            if self.random.random() < self._reread_share:
                 self.position = self.random.randint(0, self.position)
             await self._read(connection)
             if self.random.random() < 0.2:

@@ -6,9 +6,11 @@ between. `DamageTracker` decides which node's files may be damaged: one node's a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from chronik.storage.folder import TopicPartition
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis
 from chronik.testing.sim.damage import DamageTracker
 from chronik.testing.sim.disk import SYNCS, WRITES
@@ -35,6 +37,8 @@ LAGGING_SHARE = 0.4
 LAGGING_S = (2.5, 4.0)
 """Longer than a session: the other nodes continue without a node that is down for this long."""
 TRIES_MAX = 8
+ROTS_MAX = 2
+"""In one log of a node: a node that had to repair a log three times within a day leaves it to an operator."""
 STORE_AGE_S = (0.3, 3.0)
 """The age of a Raft store that is restored from a copy."""
 STORE_REFUSED_S = (2.0, 4.0)
@@ -46,13 +50,14 @@ class DiskNemesis(ClusterNemesis):
 
     def __init__(self, targets: Targets, kinds: Sequence[str]) -> None:
         super().__init__(targets)
-        weights = {**CLUSTER_FAULTS, **FILE_FAULTS, "lose_all_stores": 4, "fail_disk": 3, "hang_disk": 3}
+        weights = {**CLUSTER_FAULTS, **FILE_FAULTS, "rot": 8, "lose_all_stores": 4, "fail_disk": 3, "hang_disk": 3}
         self._faults = {kind: weights[kind] for kind in kinds}
         self.damage = DamageTracker(self._world, targets.nodes)
         self._stores: list[tuple[SimNode, FileNode]] = []
         """The Raft stores that were taken from their nodes."""
         self._old_stores: list[SimNode] = []
         """The nodes whose Raft stores were replaced by an older copy."""
+        self._rotted: Counter[tuple[SimNode, TopicPartition]] = Counter()
         self._is_waiting = False
         """Whether a file fault waits until it is allowed: no other fault is injected until then."""
 
@@ -271,6 +276,21 @@ class DiskNemesis(ClusterNemesis):
         for each in others:
             self._world.after(0.0 if each in early else later_s, self._start_later, each)
         self._world.after(later_s if is_last else 0.0, self._start, node)
+
+    def _rot(self, node: SimNode) -> None:
+        """Damage a closed segment while the node, or another that may be damaged, runs and serves."""
+        victim = self._node_to_damage("rot", node)
+        rotted = None
+        if victim is not None:
+            often = [log for (each, log), count in self._rotted.items() if each is victim and count == ROTS_MAX]
+            rotted = self.damage.files(victim).rot(self._random, often)
+        if victim is None or rotted is None:
+            self.counts["rot"] -= 1
+            return
+        log, what = rotted
+        self._rotted[victim, log] += 1
+        self._world.note(f"{victim.host.name} {what}")
+        self.damage.mark_damaged(victim)
 
     # -- devices -------------------------------------------------------------------------------------------------------
 

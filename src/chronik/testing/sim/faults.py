@@ -15,6 +15,7 @@ from itertools import permutations
 from typing import Any
 from unittest.mock import patch
 
+from chronik.groups.coordinator import GroupCoordinator
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.partition import Partition
 from chronik.raft.node import RaftNode
@@ -23,6 +24,7 @@ from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.world import World
+from chronik.transactions.coordinator import TransactionCoordinator
 
 FAULTS: Mapping[str, int] = {
     "kill": 5,
@@ -63,6 +65,7 @@ NODE_POINTS: Mapping[str, int] = {
 """The crash points of disk, threads and network, each with its weight."""
 BEFORE = True
 ANSWERED = "raft.answered"
+DECIDED = "transaction.decided"
 WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
     (Partition, "append", not BEFORE, "partition.appended"),
     (Partition, "append_fetched", not BEFORE, "partition.replicated"),
@@ -83,7 +86,18 @@ leader lacks are removed, and nothing was fetched in their place. isr.proposed: 
 the controller has not received. raft.answered: persisted state was reported, for example a vote.
 """
 
+WRAPPED_TRANSACTIONS: tuple[tuple[type[Any], str, bool, str], ...] = (
+    (Partition, "append_marker", BEFORE, "partition.marker"),
+    (Partition, "append_marker", not BEFORE, "partition.marked"),
+    (TransactionCoordinator, "_decided", BEFORE, DECIDED),
+    (TransactionCoordinator, "_complete", BEFORE, "transaction.completes"),
+    (TransactionCoordinator, "_add", not BEFORE, "transaction.adds"),
+    (GroupCoordinator, "transaction_ended", BEFORE, "group.transaction_ended"),
+)
+"""transaction.decided: the outcome is durable, and neither the client nor a partition knows it."""
+
 CLUSTER_POINTS: Mapping[str, int] = {**NODE_POINTS, **{name: 2 for *_, name in WRAPPED}}
+TRANSACTION_POINTS: Mapping[str, int] = {name: 4 for *_, name in WRAPPED_TRANSACTIONS}
 
 
 @dataclass(slots=True)
@@ -291,7 +305,7 @@ class Nemesis:
 def crash_points(world: World) -> Iterator[None]:
     """Enable the crash points within the block."""
     with ExitStack() as enabled:
-        for owner, name, is_before, point in WRAPPED:
+        for owner, name, is_before, point in (*WRAPPED, *WRAPPED_TRANSACTIONS):
             wrapped = _wrapped(world, getattr(owner, name), is_before, point)
             enabled.enter_context(patch.object(owner, name, wrapped))
         yield

@@ -14,6 +14,7 @@ from typing import Any
 from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import RETRIABLE, ClientError, raise_for
+from chronik.testing.operations import OffsetsFetched
 from chronik.testing.sim.client import (
     REQUEST_TIMEOUT_S,
     TOPIC,
@@ -23,6 +24,7 @@ from chronik.testing.sim.client import (
     committed_offsets,
     fetch,
 )
+from chronik.testing.sim.history import TopicPartition
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -60,13 +62,16 @@ class SimMember(SimClient):
     older generation and cannot overwrite a later one.
     """
 
-    def __init__(self, name: str, service: Service, partitions: int, settings: MemberSettings) -> None:
+    def __init__(
+        self, name: str, service: Service, partitions: int, settings: MemberSettings, group: str = GROUP
+    ) -> None:
         super().__init__(name, service)
         self.generations = 0
         self.commits = 0
+        self.group = group
         self._partitions = partitions
         self._settings = settings
-        self._ownership = service.history.ownership(GROUP)
+        self._ownership = service.history.ownership(group)
         self._member_id = ""
         self._generation = -1
         self._next_heartbeat_s = 0.0
@@ -74,7 +79,7 @@ class SimMember(SimClient):
     async def work(self) -> None:
         while not self.is_finishing:
             try:
-                coordinator = await self.coordinator(GROUP)
+                coordinator = await self.coordinator(self.group)
                 assigned = await self._join(coordinator)
                 self.generations += 1
                 await self._consume(coordinator, assigned)
@@ -102,7 +107,7 @@ class SimMember(SimClient):
         """Leave the group, with or without LeaveGroup, and come back as a new member."""
         if self.random.random() < 0.5:
             leaving = {"member_id": self._member_id, "group_instance_id": None, "reason": None}
-            await self._call(coordinator, ApiKey.LEAVE_GROUP, {"group_id": GROUP, "members": [leaving]})
+            await self._call(coordinator, ApiKey.LEAVE_GROUP, {"group_id": self.group, "members": [leaving]})
         self._member_id = ""
         await self.drop_connections()
         await self.pause()
@@ -135,7 +140,7 @@ class SimMember(SimClient):
 
     def _join_request(self) -> dict[str, Any]:
         return {
-            "group_id": GROUP,
+            "group_id": self.group,
             "session_timeout": self._settings.session_ms,
             "rebalance_timeout": self._settings.session_ms,
             "member_id": self._member_id,
@@ -147,7 +152,7 @@ class SimMember(SimClient):
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "group_id": GROUP,
+            "group_id": self.group,
             "generation_id": self._generation,
             "member_id": self._member_id,
             "group_instance_id": None,
@@ -163,7 +168,7 @@ class SimMember(SimClient):
                 history, before = self.history.partition(TOPIC, partition), positions[partition]
                 after = await fetch(connection, history, before, self.name, max_bytes=4096, max_wait_ms=50)
                 if after > before:
-                    self.history.group(GROUP, TOPIC, partition).processed(before, after, self.name)
+                    self.history.group(self.group, TOPIC, partition).processed(before, after, self.name)
                     positions[partition] = after
                 await self._heartbeat_if_due(coordinator)
             if not assigned:
@@ -180,20 +185,20 @@ class SimMember(SimClient):
             self._ownership.heartbeat_succeeded(self.name, self._generation, sent_s, self._session_s)
 
     async def _committed(self, coordinator: Connection, partition: int) -> int:
-        history = self.history.group(GROUP, TOPIC, partition)
+        history = self.history.group(self.group, TOPIC, partition)
         known = history.committed
-        offsets = await committed_offsets(coordinator, GROUP, [partition], require_stable=False)
+        offsets = await committed_offsets(coordinator, self.group, [partition], require_stable=False)
         history.fetched(offsets[partition], known, self.name)
         return max(0, offsets[partition])
 
     async def _commit(self, coordinator: Connection, positions: dict[int, int]) -> None:
         for partition, offset in positions.items():
-            self.history.group(GROUP, TOPIC, partition).trying(offset)
+            self.history.group(self.group, TOPIC, partition).trying(offset)
         sent_s = self.world.now
-        await commit_offsets(coordinator, GROUP, positions, self._generation, self._member_id)
+        await commit_offsets(coordinator, self.group, positions, self._generation, self._member_id)
         self._ownership.answered(self.name, self._generation, sent_s, "a commit")
         for partition, offset in positions.items():
-            self.history.group(GROUP, TOPIC, partition).commit_acknowledged(offset)
+            self.history.group(self.group, TOPIC, partition).commit_acknowledged(offset)
         self.commits += 1
 
     async def _call(self, connection: Connection, key: ApiKey, values: dict[str, Any]) -> Any:
@@ -203,9 +208,11 @@ class SimMember(SimClient):
 class OffsetReader(SimClient):
     """Fetches the committed offsets of a group from a random node, or from the coordinator that a random node names."""
 
-    def __init__(self, name: str, service: Service, partitions: int) -> None:
+    def __init__(self, name: str, service: Service, partitions: int, *, only_stable: bool = False) -> None:
+        """`only_stable`: offsets that an open transaction may replace are never fetched."""
         super().__init__(name, service)
         self._partitions = range(partitions)
+        self._only_stable = only_stable
 
     async def work(self) -> None:
         while not self.is_finishing:
@@ -221,15 +228,19 @@ class OffsetReader(SimClient):
     async def check_offsets(self, group: str, connection: Connection) -> None:
         """Fetch the group's committed offsets over this connection, and check them."""
         known = {each: self.history.group(group, TOPIC, each).committed for each in self._partitions}
-        require_stable = self.random.random() < 0.5
+        require_stable = self.random.random() < 0.5 or self._only_stable
+        sent_s = self.world.now
         offsets = await committed_offsets(connection, group, self._partitions, require_stable=require_stable)
         for partition, offset in offsets.items():
             self.history.group(group, TOPIC, partition).fetched(offset, known[partition], self.name)
+        if self._only_stable:
+            found = {str(TopicPartition(TOPIC, each)): offset for each, offset in offsets.items() if offset >= 0}
+            self.history.transactions.record(OffsetsFetched(self.world.now, sent_s, group, found))
 
     async def _node(self) -> Connection:
         """Connect to any node, whatever its role in the group, or to the coordinator that any node names."""
         deadline = Deadline(REQUEST_TIMEOUT_S)
-        address = self.random.choice(self._bootstrap)
+        address = self.random.choice(self.bootstrap)
         node = self.single_node(address)
         if self.random.random() < 0.5:
             return await node.any_connection(deadline)
@@ -247,7 +258,7 @@ class FinalOffsetReader(OffsetReader):
 
     async def _ask_coordinator(self, group: str) -> None:
         deadline = Deadline(REQUEST_TIMEOUT_S)
-        async with self.new_cluster(*self._bootstrap) as fresh:
+        async with self.new_cluster(*self.bootstrap) as fresh:
             coordinator = await fresh.coordinator(group, deadline)
             await self.check_offsets(group, await fresh.connection(coordinator, deadline))
 

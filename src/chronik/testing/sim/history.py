@@ -19,6 +19,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from chronik.testing.sim.transaction_history import TransactionHistory
 from chronik.testing.sim.world import World
 
 SESSION_SHARE = 0.9
@@ -225,6 +226,7 @@ class History:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.transactions = TransactionHistory(world)
         self._partitions: dict[TopicPartition, PartitionHistory] = {}
         self._groups: dict[tuple[str, TopicPartition], GroupHistory] = {}
         self._ownerships: dict[str, GroupOwnership] = {}

@@ -172,6 +172,7 @@ def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
         "data_dir": f"/data/node-{node_id}",
         "listen": Listen(kafka=f"{host.address}:9092", internal=f"{host.address}:5092"),
         "offsets_topic_partitions": 2,
+        "transaction_state_topic_partitions": 2,
         "group_initial_rebalance_delay_ms": 20,
         "group_min_session_timeout_ms": 500,
         "retention_check_interval_ms": 400,

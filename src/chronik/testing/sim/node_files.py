@@ -1,4 +1,5 @@
-"""Damage to the files of a node that is down: removed, cut, corrupted, or restored from a copy.
+"""Damage to the files of a node that is down: removed, cut, corrupted, or restored from a copy. One kind, `rot`, also
+damages the files of a running node.
 
 Every change here is durable at once. Only durable records are damaged: those below the recovery point or the synced end
 in the node's files. A crash may also lose records above these offsets, and no node could tell the difference.
@@ -6,17 +7,18 @@ in the node's files. A crash may also lose records above these offsets, and no n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
 from chronik.storage.syncing import read_synced_end
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host
-from chronik.testing.sim.tree import FileNode, FolderNode
+from chronik.testing.sim.tree import FileNode, FolderNode, Resize, Write
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
 from chronik.wire.errors import KafkaError
 
@@ -39,7 +41,7 @@ class Exposed(NamedTuple):
 
 
 class NodeFiles:
-    """The data folder of one node. Methods that change it require that the node is down."""
+    """The data folder of one node. Methods that change it require that the node is down, except `rot`."""
 
     def __init__(self, host: Host, path: str, node_id: int) -> None:
         self._root = host.disk.root
@@ -161,14 +163,45 @@ class NodeFiles:
         assert log is not None
         whole = [batch for batch in self._batches(exposed.log) if batch.header.next_offset <= exposed.upto]
         chosen = random.choice(whole or self._batches(exposed.log)[:1])
-        if random.random() < 0.3:
-            at = random.randrange(LENGTH_AT, LENGTH_END)
-        else:
-            at = random.randrange(MAGIC_AT, chosen.header.size_bytes)
+        at = _checked_byte(chosen.header, random)
         file = _file(log, chosen.segment)
         file.cached[chosen.at + at] ^= 1 << random.randrange(8)
         file.durable = bytearray(file.cached)
         return f"has another byte {at} in the batch at {chosen.header.base_offset}"
+
+    def rot(self, random: Random, spared: Container[TopicPartition]) -> tuple[TopicPartition, str] | None:
+        """Flip a bit in a closed segment, or cut it between two batches; return the log and what happened to it.
+
+        The node may run: it must detect this when it reads the segment. None if no closed segment has durable records,
+        except in logs that are `spared`.
+        """
+        candidates: list[tuple[Exposed, Batch]] = []
+        for exposed in self.exposed():
+            if exposed.log in spared:
+                continue
+            folder = self._log(exposed.log)
+            last = _segments(folder)[-1] if folder is not None else ""
+            candidates += [
+                (exposed, batch)
+                for batch in self._batches(exposed.log)
+                if batch.segment != last and batch.header.next_offset <= exposed.upto
+            ]
+        if not candidates:
+            return None
+        exposed, chosen = random.choice(candidates)
+        folder = self._log(exposed.log)
+        assert folder is not None
+        file, at = _file(folder, chosen.segment), chosen.at
+        where = f"{exposed.log[0]}-{exposed.log[1]} in the batch at {chosen.header.base_offset}"
+        if random.random() < 0.5 and at > 0 and not _is_compacted(exposed.log):
+            file.change(Resize(at))
+            what = f"has {chosen.segment} cut to {at} bytes, {where}"
+        else:
+            at += _checked_byte(chosen.header, random)
+            file.change(Write(at, bytes([file.cached[at] ^ 1 << random.randrange(8)])))
+            what = f"has another byte {at} in {chosen.segment}, {where}"
+        file.sync()
+        return exposed.log, what
 
     def copy(self) -> FolderNode:
         self._root.settle()
@@ -224,6 +257,13 @@ def _chain(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
         at += header.size_bytes
 
 
+def _checked_byte(header: BatchHeader, random: Random) -> int:
+    """Return the position of a byte in a batch that is verified when the batch is read."""
+    if random.random() < 0.3:
+        return random.randrange(LENGTH_AT, LENGTH_END)
+    return random.randrange(MAGIC_AT, header.size_bytes)
+
+
 def _segments(log: FolderNode) -> list[str]:
     return sorted(name for name in log.names if name.endswith(SEGMENT_SUFFIX))
 
@@ -236,7 +276,7 @@ def _file(log: FolderNode, name: str) -> FileNode:
 
 def _is_compacted(log: TopicPartition) -> bool:
     """Return whether the log is compacted, by the topic names that the workload uses."""
-    return log[0] in ("__consumer_offsets", "latest")
+    return log[0] in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "latest", "table")
 
 
 class _CopiedDisk(ProcessDisk):

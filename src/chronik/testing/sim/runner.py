@@ -11,11 +11,12 @@ from chronik.testing.sim.cluster_scenarios import BadDisks, FiveNodes, ThreeNode
 from chronik.testing.sim.faults import crash_points
 from chronik.testing.sim.host import release
 from chronik.testing.sim.scenario import Scenario, SingleNode
+from chronik.testing.sim.transaction_scenario import Transactions
 from chronik.testing.sim.tripwires import tripwires
 from chronik.testing.sim.world import World
 
 SCENARIOS: Mapping[str, type[Scenario]] = {
-    scenario.name: scenario for scenario in (SingleNode, ThreeNodes, BadDisks, FiveNodes)
+    scenario.name: scenario for scenario in (SingleNode, ThreeNodes, BadDisks, FiveNodes, Transactions)
 }
 DEFAULT_SCENARIO = SingleNode.name
 

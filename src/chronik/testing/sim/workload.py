@@ -39,6 +39,8 @@ class WorkloadSettings:
     has_reassignments: bool
     assignments: tuple[tuple[int, ...], ...] = ()
     """The replicas of each partition of the topic; empty if the cluster places them."""
+    reread_share: float = 0.02
+    """How often a consumer returns to old records."""
 
     @staticmethod
     def drawn(random: Random, replication_factor: int, min_insync_replicas: int | None = None) -> WorkloadSettings:
@@ -162,7 +164,8 @@ class Workload:
         for partition in range(partitions):
             max_bytes = random.choice((200, 4_096, 65_536))
             max_wait_ms = random.choice((10, 100, 400))
-            self.others.append(SimConsumer(f"c{partition}", service, partition, max_bytes, max_wait_ms))
+            consumer = SimConsumer(f"c{partition}", service, partition, max_bytes, max_wait_ms, settings.reread_share)
+            self.others.append(consumer)
         for number, member in enumerate(settings.members):
             self.others.append(SimMember(f"m{number}", service, partitions, member))
         if settings.has_offset_clients:
