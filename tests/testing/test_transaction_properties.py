@@ -132,8 +132,7 @@ class Model:
         self.operations.append(Polled(self.now_s, self.now_s - 0.5, "reader", tuple(records)))
 
     def fetch(self) -> None:
-        offsets = {} if self.offset is None else {INPUT: self.offset}
-        self.operations.append(OffsetsFetched(self.now_s, self.now_s - 0.5, GROUP, offsets))
+        self.operations.append(OffsetsFetched(self.now_s, self.now_s - 0.5, GROUP, {INPUT: self.offset}))
 
     def finish(self) -> None:
         """End every transaction, and read everything."""
