@@ -326,7 +326,7 @@ class ReplicaFetcher:
             [FetchedBatch(h.base_offset, h.next_offset, h.partition_leader_epoch) for _, h in batches],
             None if diverging is None else EpochEnd(*diverging),
             is_out_of_range=bool(response.error_code),
-            received_ms=self._runtime.env.wall_ms(),
+            received_ms=int(self._loop.time() * 1000),
         )
         log = partition.log
         own = LocalLog(

@@ -234,7 +234,9 @@ class OffsetReader(SimClient):
         for partition, offset in offsets.items():
             self.history.group(group, TOPIC, partition).fetched(offset, known[partition], self.name)
         if self._only_stable:
-            found = {str(TopicPartition(TOPIC, each)): offset for each, offset in offsets.items() if offset >= 0}
+            found = {
+                str(TopicPartition(TOPIC, each)): offset if offset >= 0 else None for each, offset in offsets.items()
+            }
             self.history.transactions.record(OffsetsFetched(self.world.now, sent_s, group, found))
 
     async def _node(self) -> Connection:
