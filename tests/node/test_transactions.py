@@ -201,6 +201,29 @@ async def test_new_leader_drops_markers_that_were_sent_to_it_before(tmp_path: Pa
         assert markers(new, "orders", 0) == []
 
 
+async def test_damaged_state_is_served_by_a_coordinator_that_has_it_intact(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders")
+        client = TransactionalClient(nodes, ID)
+        assert await client.init() is ErrorCode.none
+        assert await client.add(*PARTITIONS) is ErrorCode.none
+        damaged = await client.coordinator()
+        topic, index = coordinator_partition(damaged, ID)
+        (segment,) = (tmp_path / f"node-{damaged.node_id}").glob(f"**/{topic}-{index}/*.log")
+        data = bytearray(segment.read_bytes())
+        data[data.rindex(b"orders")] ^= 1
+        segment.write_bytes(data)
+        # The coordinator loads the partition again, as after a change of its leader epoch.
+        damaged.transactions.topic._unload(index)
+        damaged.transactions.topic._load(index)
+        assert await client.end() is ErrorCode.none, "the open transaction was not lost"
+        assert (await client.coordinator()) is not damaged
+        await client.until_state("CompleteCommit")
+        assert nodes.events(damaged.node_id, "transactions_load_failed")
+        client.close()
+
+
 async def test_add_offsets_adds_the_partition_of_the_group(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path, **SETTINGS) as nodes:
         await nodes.start_all()
