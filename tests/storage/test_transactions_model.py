@@ -6,12 +6,11 @@ give the same answers whatever compaction and retention have removed.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 from random import Random
 from typing import NamedTuple
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+import pytest
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, open_transactions, read, reopen, sync
 
@@ -36,9 +35,7 @@ CONFIG = replace(
     delete_retention_ms=1000,
     producer_expiration_ms=1 << 50,
 )
-PRODUCERS = st.integers(1, 3)
-KEYS = st.sampled_from([b"a", b"b", b"c"])
-PERCENT = st.one_of(st.just(100), st.integers(0, 100))
+SEEDS = 120
 
 
 def between(low: int, high: int, percent: int) -> int:
@@ -107,23 +104,19 @@ def visible(log: Log, upto: int, max_bytes: int) -> list[tuple[BatchHeader, list
     return seen
 
 
-class TransactionMachine(RuleBasedStateMachine):
+class TransactionModel:
     """`hw` is the high watermark. Compaction ends below it; only the follower, which is not in sync, truncates there.
 
     `deleted_upto` is the log start that DeleteRecords set, which lasts; retention may be undone by a power loss.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, keys_max: int) -> None:
         self.disk = FaultyDisk()
         self.model: list[Appended] = []
         self.start = self.end = self.hw = self.synced_end = self.deleted_upto = 0
         self.now_ms = NOW_MS
         self.follower = reopen(FaultyDisk(), CONFIG)
         self.role = PartitionFollower(1, 0, 0)
-
-    @initialize(keys_max=st.sampled_from([1, 2, 1000]))
-    def open(self, keys_max: int) -> None:
         self.config = replace(CONFIG, compaction_keys_max=keys_max)
         self.log = reopen(self.disk, self.config)
 
@@ -133,12 +126,10 @@ class TransactionMachine(RuleBasedStateMachine):
         self.model.append(Appended(self.end, self.end + count - 1, producer_id, is_commit, key))
         self.end += count
 
-    @rule(key=KEYS, count=st.integers(1, 2))
     def put(self, key: bytes, count: int) -> None:
         append(self.log, batch(count, keys=[key] * count), now_ms=self.now_ms)
         self.note(count, -1, None, key)
 
-    @rule(producer_id=PRODUCERS, key=KEYS, count=st.integers(1, 2))
     def send(self, producer_id: int, key: bytes, count: int) -> None:
         records = batch(
             count,
@@ -151,21 +142,17 @@ class TransactionMachine(RuleBasedStateMachine):
         append(self.log, records, now_ms=self.now_ms)
         self.note(count, producer_id, None, key)
 
-    @rule(producer_id=PRODUCERS, is_commit=st.booleans())
     def finish(self, producer_id: int, is_commit: bool) -> None:
         self.log.append_marker(encode_marker(producer_id, 0, is_commit, 0, self.now_ms), 0, self.now_ms)
         self.note(1, producer_id, is_commit)
 
-    @rule()
     def roll(self) -> None:
         self.log.roll(self.now_ms)
 
-    @rule()
     def sync(self) -> None:
         sync(self.log)
         self.synced_end = self.end
 
-    @rule(percent=PERCENT)
     def raise_watermark(self, percent: int) -> None:
         self.hw = between(self.hw, self.end, percent)
 
@@ -177,23 +164,18 @@ class TransactionMachine(RuleBasedStateMachine):
             job.run()
             log.finish_compaction(job).run()
 
-    @rule(days=st.integers(0, 1))
     def compact_log(self, days: int) -> None:
         self.now_ms += days * 86_400_000
         sync(self.log)
         self.synced_end = self.end
         self.compact(self.log, self.hw)
 
-    @rule()
     def compact_follower(self) -> None:
         self.compact(self.follower, min(self.hw, self.follower.log_end_offset))
 
-    @rule()
     def expire_producers(self) -> None:
         self.log.producers.expire(1 << 60)
 
-    @precondition(lambda self: self.end > self.start)
-    @rule(percent=PERCENT)
     def truncate(self, percent: int) -> None:
         self.cut(between(max(self.start, self.hw), self.end, percent))
 
@@ -208,12 +190,10 @@ class TransactionMachine(RuleBasedStateMachine):
         self.follower.truncate_to(self.end)
         self.role.truncated(self.follower.log_end_offset)
 
-    @rule(percent=PERCENT)
     def delete_records(self, percent: int) -> None:
         self.start = self.deleted_upto = between(self.start, max(self.start, self.hw), percent)
         self.log.increment_log_start(self.start).run()
 
-    @rule()
     def retain(self) -> None:
         self.log.configure(replace(self.config, cleanup_delete=True, retention_bytes=1200))
         job = self.log.apply_retention(self.now_ms, self.hw)
@@ -224,7 +204,6 @@ class TransactionMachine(RuleBasedStateMachine):
 
     # -- restarts and damage -------------------------------------------------------------------------------------------
 
-    @rule(is_clean=st.booleans(), lost=st.sampled_from(["", "", ".snapshot", "newest", ".txnindex", "rotten"]))
     def restart(self, is_clean: bool, lost: str) -> None:
         if is_clean:
             assert self.log.close()
@@ -243,7 +222,6 @@ class TransactionMachine(RuleBasedStateMachine):
         self.log = reopen(self.disk, self.config, self.synced_end, self.now_ms)
         self.synced_end = self.end
 
-    @rule(seed=st.integers(0, 1 << 30))
     def lose_power(self, seed: int) -> None:
         self.disk.power_loss(Random(seed))
         self.log = reopen(self.disk, self.config, self.synced_end, self.now_ms)
@@ -256,7 +234,6 @@ class TransactionMachine(RuleBasedStateMachine):
         self.follower.truncate_to(self.end)
         self.role.truncated(self.follower.log_end_offset)
 
-    @rule(is_missing=st.booleans())
     def damage_an_index_and_scrub(self, is_missing: bool) -> None:
         self.log.roll(self.now_ms)
         self.log.write_aborted()
@@ -279,7 +256,6 @@ class TransactionMachine(RuleBasedStateMachine):
 
     # -- the follower, which is not in sync ----------------------------------------------------------------------------
 
-    @rule(responses=st.integers(1, 30), max_bytes=st.sampled_from([100, 400]))
     def follow(self, responses: int, max_bytes: int) -> None:
         self.now_ms += 2 * PAUSE_MS_MAX
         leader, follower = self.log, self.follower
@@ -322,22 +298,17 @@ class TransactionMachine(RuleBasedStateMachine):
     def undecided(self, watermark: int) -> list[Transaction]:
         return [each for each in transactions(self.model) if each.marker is None or each.marker >= watermark]
 
-    @invariant()
     def the_last_stable_offset_is_right(self) -> None:
-        if not hasattr(self, "log"):
-            return
         undecided = self.undecided(self.hw)
         # At a restart, the log forgets the part of a transaction that was deleted.
         lowest = min([self.hw, *(max(self.start, each.bases[0]) for each in undecided)])
         remaining = [base for each in undecided for base in each.bases if base >= self.start]
         assert lowest <= self.log.last_stable_offset(self.hw) <= min([self.hw, *remaining])
 
-    @invariant()
     def consumers_see_what_is_committed(self) -> None:
-        if hasattr(self, "log"):
-            self.check_visible(self.log, self.log.last_stable_offset(self.hw))
-            end = min(self.hw, self.follower.log_end_offset)
-            self.check_visible(self.follower, self.follower.last_stable_offset(end))
+        self.check_visible(self.log, self.log.last_stable_offset(self.hw))
+        end = min(self.hw, self.follower.log_end_offset)
+        self.check_visible(self.follower, self.follower.last_stable_offset(end))
 
     def check_visible(self, log: Log, stable: int) -> None:
         decisions = {base: each for each in transactions(self.model) for base in each.bases}
@@ -357,10 +328,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 expected[each.key] = each.last
         assert latest == expected
 
-    @invariant()
     def the_log_knows_its_open_transactions(self) -> None:
-        if not hasattr(self, "log"):
-            return
         self.check_open(self.log, self.end)
         self.check_open(self.follower, self.follower.log_end_offset)
 
@@ -370,18 +338,69 @@ class TransactionMachine(RuleBasedStateMachine):
         undecided = [
             each for each in self.undecided(end) if any(base >= start and base in bases for base in each.bases)
         ]
+        if log is self.log:
+            assert all(base in bases for each in self.undecided(self.hw) for base in each.bases if base >= start)
         known = open_transactions(log)
         # Those of which no record remains may be known or not.
         assert {each.producer_id for each in undecided} <= set(known)
         whole = {each.producer_id for each in self.undecided(end) if each.bases[0] < end}
         assert set(known) <= whole
 
-    def teardown(self) -> None:
-        if hasattr(self, "log"):
-            assert self.log.close() and self.disk.open_files == 0
+    def close(self) -> None:
+        assert self.log.close() and self.disk.open_files == 0
 
 
-TestTransactions = TransactionMachine.TestCase
-TestTransactions.settings = settings(
-    max_examples=3000, stateful_step_count=45, report_multiple_bugs=False, deadline=None
-)
+WEIGHTS = {
+    "put": 6,
+    "send": 14,
+    "finish": 12,
+    "roll": 8,
+    "sync": 2,
+    "raise_watermark": 10,
+    "compact_log": 12,
+    "compact_follower": 2,
+    "expire_producers": 3,
+    "truncate": 2,
+    "delete_records": 1,
+    "retain": 1,
+    "restart": 4,
+    "lose_power": 2,
+    "damage_an_index_and_scrub": 2,
+    "follow": 8,
+}
+
+
+def arguments(step: str, random: Random) -> dict[str, object]:
+    values: dict[str, object] = {
+        "producer_id": random.randint(1, 3),
+        "key": random.choice([b"a", b"b", b"c"]),
+        "count": random.randint(1, 2),
+        "is_commit": random.random() < 0.5,
+        "percent": random.choice([100, random.randint(0, 100)]),
+        "days": random.randint(0, 1),
+        "is_clean": random.random() < 0.4,
+        "lost": random.choice(["", "", ".snapshot", "newest", ".txnindex", "rotten"]),
+        "seed": random.randint(0, 1 << 30),
+        "is_missing": random.random() < 0.5,
+        "responses": random.randint(1, 30),
+        "max_bytes": random.choice([100, 400]),
+    }
+    return {name: values[name] for name in signature(getattr(TransactionModel, step)).parameters if name != "self"}
+
+
+def test_a_log_and_its_follower_know_every_decision_of_the_model() -> None:
+    for seed in range(SEEDS):
+        random = Random(seed)
+        model = TransactionModel(keys_max=random.choice([1, 2, 1000]))
+        steps: list[str] = []
+        try:
+            for step in random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=random.choice([20, 40, 60])):
+                chosen = arguments(step, random)
+                steps.append(f"{step}({', '.join(f'{name}={value!r}' for name, value in chosen.items())})")
+                getattr(model, step)(**chosen)
+                model.the_last_stable_offset_is_right()
+                model.consumers_see_what_is_committed()
+                model.the_log_knows_its_open_transactions()
+            model.close()
+        except Exception as error:
+            pytest.fail(f"seed {seed}: {error!r} after\n" + "\n".join(steps))
