@@ -170,6 +170,15 @@ class TransactionModel:
         self.synced_end = self.end
         self.compact(self.log, self.hw)
 
+    def compact_until_markers_go(self) -> None:
+        """A marker goes with the third pass: after the records of its transaction, and after its delete horizon."""
+        self.expire_producers()
+        for _ in range(3):
+            self.put(b"d", 1)
+            self.roll()
+            self.raise_watermark(100)
+            self.compact_log(1)
+
     def compact_follower(self) -> None:
         self.compact(self.follower, min(self.hw, self.follower.log_end_offset))
 
@@ -357,7 +366,8 @@ WEIGHTS = {
     "roll": 8,
     "sync": 2,
     "raise_watermark": 10,
-    "compact_log": 12,
+    "compact_log": 6,
+    "compact_until_markers_go": 4,
     "compact_follower": 2,
     "expire_producers": 3,
     "truncate": 2,
