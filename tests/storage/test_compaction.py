@@ -7,10 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.storage.faulty_disk import FaultyDisk
-from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, offsets, read, read_all, reopen
+from tests.storage.helpers import (
+    FOLDER,
+    NOW_MS,
+    SMALL,
+    TransactionalProducer,
+    append,
+    batch,
+    headers,
+    offsets,
+    open_transactions,
+    read,
+    read_all,
+    reopen,
+    sync,
+)
 
 from chronik.storage.config import LogConfig
 from chronik.storage.log import Log
+from chronik.storage.segment import segment_path
 from chronik.wire.batch import decode_batch
 
 DAY_MS = 86_400_000
@@ -22,6 +37,7 @@ def put(log: Log, key: bytes, value: bytes | None, **kwargs: Any) -> int:
 
 
 def compact(log: Log, now_ms: int = NOW_MS) -> bool:
+    sync(log)
     job = log.compaction_job(now_ms, log.log_end_offset)
     if job is None:
         return False
@@ -64,6 +80,7 @@ def test_compaction_skips_the_active_segment_and_uncommitted_records() -> None:
     for _ in range(100):
         put(log, b"key", b"value")
     first_closed_end = log._segments.all[1].base_offset
+    sync(log)
     job = log.compaction_job(NOW_MS, first_closed_end)
     assert job is not None
     job.run()
@@ -182,6 +199,7 @@ def test_a_compaction_is_discarded_if_retention_removed_its_segments() -> None:
     log = reopen(disk, replace(CONFIG, cleanup_delete=True, retention_ms=1000))
     for _ in range(60):
         put(log, b"key", b"value")
+    sync(log)
     job = log.compaction_job(NOW_MS, log.log_end_offset)
     assert job is not None
     job.run()
@@ -199,6 +217,7 @@ def test_a_failed_compaction_leaves_the_log_unchanged() -> None:
     log = reopen(disk, CONFIG)
     for _ in range(60):
         put(log, b"key", b"value")
+    sync(log)
     job = log.compaction_job(NOW_MS, log.log_end_offset)
     assert job is not None
     disk.capacity_bytes = disk.used_bytes() + 10
@@ -266,3 +285,81 @@ def test_compaction_never_changes_the_latest_value_of_a_key(
         if any(o >= offset for o in remaining):
             assert got
             assert got[0][1].last_offset >= offset
+
+
+def test_a_read_in_a_gap_of_the_newest_batches_returns_the_batch_after_the_gap() -> None:
+    leader, follower = reopen(FaultyDisk(), CONFIG), reopen(FaultyDisk(), CONFIG)
+    for key in (b"a", b"b", b"b", b"c"):
+        put(leader, key, b"value")
+    leader.roll(NOW_MS)
+    assert compact(leader)
+    put(leader, b"d", b"value")
+    assert offsets(leader) == [0, 2, 3, 4]
+    records = read(leader, 0) + read(leader, 4)
+    follower.append_as_follower(records, headers(records), NOW_MS)
+    for offset, expected in ((0, 0), (1, 2), (2, 2), (3, 3)):
+        assert headers(read(follower, offset, 1))[0][1].base_offset == expected
+    assert offsets(follower) == [0, 2, 3, 4]
+
+
+def test_a_truncation_in_a_gap_ends_the_log_after_its_last_batch() -> None:
+    """Otherwise the log would end lower after a restart, as if it had lost durable records."""
+    disk = FaultyDisk()
+    log = reopen(disk, CONFIG)
+    for at in (0, 1, 5, 6):
+        records = bytearray(batch(keys=[b"k"]))
+        records[:8] = at.to_bytes(8, "big")
+        log.append_as_follower(records, headers(bytes(records)), NOW_MS)
+    sync(log)
+    log.truncate_to(4)
+    assert log.log_end_offset == 2 and offsets(log) == [0, 1]
+    sync(log)
+    disk.kill()
+    log = reopen(disk, CONFIG)
+    assert log.log_end_offset == 2 and (log.recovery is None or not log.recovery.is_damaged)
+
+
+def test_a_segment_that_a_power_loss_emptied_is_no_gap_of_compaction() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, CONFIG)
+    put(log, b"a", b"value")
+    sync(log)
+    put(log, b"b", b"value")
+    log.roll(NOW_MS)
+    put(log, b"c", b"value")
+    # The newest segment reached the disk, the end of the one before it did not.
+    path = segment_path(FOLDER, 0)
+    size = headers(bytes(disk.content(path)))[0][1].size_bytes
+    disk.kill()
+    del disk.content(path)[size:]
+    log = reopen(disk, CONFIG)
+    assert log.log_end_offset == 1 and offsets(log) == [0]
+    assert log.recovery is not None and not log.recovery.is_damaged
+
+
+def test_a_snapshot_from_before_a_compaction_opens_no_transaction() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, CONFIG)
+    producer = TransactionalProducer(log, 1)
+    producer.send(keys=[b"a"])
+    log.roll(NOW_MS)
+    # Compaction neither changes this segment nor merges it with others, so the snapshot in it stays valid.
+    put(log, b"b", b"v" * CONFIG.segment_bytes)
+    sync(log)
+    old = {name: bytes(disk.content(f"{FOLDER}/{name}")) for name in disk.listdir(FOLDER) if ".snapshot" in name}
+    log.roll(NOW_MS)
+    producer.abort()
+    log.producers.expire(1 << 60)
+    for number in range(3):
+        put(log, b"pass", b"")
+        log.roll(NOW_MS)
+        compact(log, NOW_MS + number * 2 * DAY_MS)
+    assert log.close()
+    disk.kill()
+    for name in disk.listdir(FOLDER):
+        if name.endswith(".snapshot"):
+            disk.remove(f"{FOLDER}/{name}")
+    for name, data in old.items():
+        disk.open(f"{FOLDER}/{name}", create=True).pwrite(data, 0)
+    log = reopen(disk, CONFIG)
+    assert open_transactions(log) == {} and log.last_stable_offset(log.log_end_offset) == log.log_end_offset

@@ -96,6 +96,7 @@ def test_one_error_at_any_step_of_the_swap_leaves_a_writable_log(code: int) -> N
         assert not leftovers(disk), failed
         check_values(log)
         put(log, RECORDS)
+        sync(log)
         again = log.compaction_job(NOW_MS, log.log_end_offset)
         if again is not None:
             again.run()

@@ -79,6 +79,7 @@ def test_compaction_ends_before_an_open_transaction() -> None:
     assert data(log) == list(range(boundary - 1, end))
     marker = producer.commit()
     log.roll(NOW_MS)
+    sync(log)
     job = log.compaction_job(NOW_MS, marker)
     assert job is None, "the marker is not below the high watermark"
     assert compact(log)
@@ -216,6 +217,7 @@ def test_only_the_thread_that_compacts_opens_files() -> None:
     producer.abort()
     log.roll(NOW_MS)
     files = disk.open_files
+    sync(log)
     job = log.compaction_job(NOW_MS, log.log_end_offset)
     assert job is not None and job.find_aborted is not None and disk.open_files == files
     log.finish_compaction(job).run()

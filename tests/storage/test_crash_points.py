@@ -49,6 +49,7 @@ def retain_a_part(log: Log) -> None:
 
 
 def compact(log: Log) -> None:
+    sync(log)
     job = log.compaction_job(NOW_MS, log.log_end_offset)
     if job is not None:
         job.run()

@@ -17,7 +17,7 @@ from typing import Final
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
 from chronik.storage.aborted import AbortedJob, Summary, aborted, derive_last, search
 from chronik.storage.batches import header_at
-from chronik.storage.compaction import CompactionJob, SwapUnfinished, replace_segments
+from chronik.storage.compaction import CLEANER_NAME, CompactionJob, SwapUnfinished, replace_segments
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Buffer, Disk, StorageError, read_file, remove_files, storage_error
 from chronik.storage.epochs import LeaderEpochs
@@ -29,7 +29,7 @@ from chronik.storage.scrubbing import SegmentScrub
 from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
 from chronik.storage.segments import DeletionJob, NumberFile, Segments
 from chronik.storage.small_files import write_number
-from chronik.storage.snapshot import decode_snapshot, restore_producers
+from chronik.storage.snapshot import restore_producers, usable_snapshot
 from chronik.storage.syncing import LogSyncs, SyncJob, lower_synced_end
 from chronik.storage.tail import Tail
 from chronik.storage.times import TimeLookup, TimestampOffset
@@ -212,9 +212,14 @@ class Log:
             raise self._append_failed(error, now_ms) from error
         interval = config.index_interval_bytes
         offset = base_offset
+        expected = self.log_end_offset
         for start, header in batches:
             at = header[0] if offset is None else offset
             delta = header[6]
+            if at != expected:
+                # Compaction on the leader left a gap: reads in it need the index.
+                self._tail.clear()
+            expected = at + delta + 1
             self._tail.append(at, position + start)
             segment.note_batch(position + start, at + delta, header[1], header[8], interval)
             if header[9] >= 0:
@@ -603,7 +608,8 @@ class Log:
     def truncate_to(self, offset: int) -> None:
         """Drop every batch that reaches `offset` or above (a follower truncating to match its leader). Blocks.
 
-        Durable when it returns. If `offset` lies inside a batch, the log ends below `offset`.
+        Durable when it returns. The log ends after the last batch that remains: below `offset`, if that lies inside a
+        batch or in a gap.
         """
         if offset >= self.log_end_offset:
             return
@@ -612,14 +618,18 @@ class Log:
             return
         index = self._segments.index_of(offset)
         segment = self._segments.all[index]
+        end_offset, position = segment.base_offset, None
         with segment.view() as view:
-            batch = view.find(offset)
-        end_offset = min(offset, batch[1].base_offset) if batch is not None else offset
+            for at, header in view.walk(view.position_near(offset - 1)):
+                if header.last_offset >= offset:
+                    position = at
+                    break
+                end_offset = header.next_offset
         lower_synced_end(self.disk, self.folder, end_offset)
         self.log_end_offset = end_offset
         self._remove_last(index + 1)
-        if batch is not None:
-            self._segments.cut_active(batch[0], self.log_end_offset - 1)
+        if position is not None:
+            self._segments.cut_active(position, self.log_end_offset - 1)
         else:
             segment.resume()
         if not segment.aborted.cut_after(self.log_end_offset - 1):
@@ -663,6 +673,9 @@ class Log:
         self._has_garbage = False
         self.synced_end_offset = min(self.synced_end_offset, self.log_end_offset)
         self.epochs.truncate_to(self.log_end_offset)
+        if self._cleaned_upto > self.log_end_offset:
+            self._cleaned_upto = self.log_end_offset
+            write_number(self.disk, f"{self.folder}/{CLEANER_NAME}", self._cleaned_upto)
         if active is not None and active.last_batch_position >= 0:
             last = header_at(active.file, active.last_batch_position, active.size_bytes)
             self._syncs.appended(0, last.crc if last is not None else 0)
@@ -679,7 +692,7 @@ class Log:
         snapshot = None
         if self._syncs.snapshots:
             path = segment_path(self.folder, self._syncs.snapshots[-1], ".snapshot")
-            snapshot = decode_snapshot(read_file(self.disk, path) or b"")
+            snapshot = usable_snapshot(read_file(self.disk, path) or b"", self._cleaned_upto)
         first_base = self._segments.all[0].base_offset
         producers = restore_producers(snapshot, self.config.producer_expiration_ms, first_base)
         start = snapshot.offset if snapshot is not None else 0
@@ -795,7 +808,6 @@ class Log:
         self._segments.remove(index, self.segment_count)
         self._active = None
         self.log_end_offset = end
-        self._cleaned_upto = min(self._cleaned_upto, end)
         try:
             folders = [set_aside(self.disk, data_path, paths, name, now_ms)]
             self._syncs.truncated(end)
@@ -818,13 +830,14 @@ class Log:
     def compaction_job(self, now_ms: int, upto_offset: int) -> CompactionJob | None:
         """Return the next pass over closed segments below `upto_offset` (the high watermark), if enough is dirty.
 
-        It ends before segments that are too new, and before the last stable offset. Run the job in a thread, then call
-        `finish_compaction`, even after a failure. Return None while a job runs.
+        It ends before segments that are too new or not synced, and before the last stable offset. Run the job in a
+        thread, then call `finish_compaction`, even after a failure. Return None while a job runs.
         """
         config = self.config
         if not config.cleanup_compact or self._compaction is not None or self.read_only_forever:
             return None
-        upto_offset = self.last_stable_offset(upto_offset)
+        # Compaction leaves gaps, which recovery accepts only in what was durable.
+        upto_offset = min(self.last_stable_offset(upto_offset), self.synced_end_offset)
         cleanable: list[LogSegment] = []
         next_base = 0
         dirty_bytes = 0

@@ -29,7 +29,7 @@ from chronik.storage.epochs import UNDEFINED, LeaderEpochs
 from chronik.storage.producers import ProducerStates
 from chronik.storage.segment import NO_TIMESTAMP, RELATIVE_OFFSET_MAX, LogSegment, segment_path
 from chronik.storage.small_files import read_number
-from chronik.storage.snapshot import Snapshot, decode_snapshot, restore_producers
+from chronik.storage.snapshot import Snapshot, restore_producers, usable_snapshot
 from chronik.storage.syncing import EPOCHS_NAME, read_synced_end
 from chronik.storage.transactions import marker_of
 from chronik.wire.batch import BatchHeader
@@ -121,6 +121,8 @@ class LoadedLog:
     last_batch_crc: int = 0
     is_broken: bool = False
     report: RecoveryReport = field(init=False)
+    durable_upto: int = 0
+    """Everything below it was durable, by the recovery point, the snapshots or the compaction."""
     gap: tuple[int, int] | None = None
     """The last gap in the scanned segment: the position before it, and the offset expected there."""
 
@@ -139,6 +141,7 @@ class LoadedLog:
             self._remove(segments.pop(0))
         self.cleaned_upto = read_number(self.disk, f"{self.folder}/{CLEANER_NAME}") or 0
         snapshots, snapshot = self._newest_snapshot(names, segments)
+        self.durable_upto = max([self.recovery_point, self.cleaned_upto, *snapshots])
         epochs = LeaderEpochs.decode(read_file(self.disk, f"{self.folder}/{EPOCHS_NAME}") or b"")
         if epochs is not None:
             self.epochs = epochs
@@ -183,7 +186,7 @@ class LoadedLog:
         newest: Snapshot | None = None
         for offset in reversed(_offsets_in(names, ".snapshot")):
             path = segment_path(self.folder, offset, ".snapshot")
-            snapshot = decode_snapshot(read_file(self.disk, path) or b"")
+            snapshot = usable_snapshot(read_file(self.disk, path) or b"", self.cleaned_upto)
             if snapshot is None or not self._belongs(snapshot, segments):
                 self.disk.remove(path)
                 continue
@@ -313,9 +316,10 @@ class LoadedLog:
     def _continues_at(self, next_base: int, end_offset: int) -> bool:
         """Return whether a segment at `next_base` continues one that ends at `end_offset`, possibly after a gap.
 
-        A gap is possible if compaction may have removed the records in it.
+        A gap is possible if compaction may have removed the records in it: they were durable. Otherwise a power loss
+        may have left the next segment, and not the end of this one.
         """
-        is_compacted = self.config.cleanup_compact or next_base <= self.cleaned_upto
+        is_compacted = next_base <= (self.durable_upto if self.config.cleanup_compact else self.cleaned_upto)
         return end_offset == next_base or (end_offset < next_base and is_compacted)
 
     def _scan_segment(

@@ -126,6 +126,12 @@ def decode_snapshot(data: bytes) -> Snapshot | None:
     return Snapshot._make([*fixed, producers, ended, aborted])
 
 
+def usable_snapshot(data: bytes, cleaned_upto: int) -> Snapshot | None:
+    """Return None also if compaction has gone further since: it may have removed the markers after the snapshot."""
+    snapshot = decode_snapshot(data)
+    return None if snapshot is None or snapshot.offset < cleaned_upto else snapshot
+
+
 def restore_producers(snapshot: Snapshot | None, expiration_ms: int, first_base: int) -> ProducerStates:
     """Return the producer state of the snapshot. `first_base` is the base offset of the log's first segment.
 
