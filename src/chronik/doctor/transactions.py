@@ -54,7 +54,7 @@ def open_transaction(seen: Observations) -> Finding:
     partitions = sorted(each.open.partition for each in itertools.chain(hanging, *known.values()))
     return Finding(
         "open-transaction",
-        f"read_committed consumers wait for an open transaction in partition {listed(partitions)} of {seen.topic}: "
+        f"consumers with read_committed wait for an open transaction in partition {listed(partitions)} of {seen.topic}: "
         "they cannot see its records, nor any later record",
         " ".join(_steps(seen.topic, list(known), [each.open for each in hanging])),
         [
