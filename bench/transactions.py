@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -130,25 +131,26 @@ def commit_latency(life: Life) -> Iterator[Figure]:
 
 
 def read_committed(life: Life) -> Iterator[Figure]:
-    """Read the same committed records with both isolation levels. The first read is not measured."""
+    """Read the same committed records with both isolation levels in turn. The first read is not measured."""
     value = os.urandom(KILOBYTE_RECORD)
-    throughput: dict[str, float] = {}
+    throughput: dict[str, list[float]] = {"read_uncommitted": [], "read_committed": []}
     with Topic(life.server, PARTITIONS) as topic:
         producer = TransactionalProducer(topic)
         records, wanted = SMALL_RECORDS, life.scale.records(400_000)
         while records < wanted:
             records += producer.commit_for(TRANSACTION_S, value)
-        for level in ("read_uncommitted", "read_uncommitted", "read_committed"):
+        drive(topic, "consume", records, KILOBYTE_RECORD)
+        for level in (*throughput, *reversed(throughput), *throughput):
             figures = drive(topic, "consume", records, KILOBYTE_RECORD, isolation_level=level)
-            throughput[level] = figures["mb_per_s"]
+            throughput[level].append(figures["mb_per_s"])
     workload = f"consume 1 KB in transactions, 1 consumer, {life.setup.nodes} node"
-    committed = throughput["read_committed"]
+    committed, uncommitted = (statistics.median(throughput[level]) for level in ("read_committed", "read_uncommitted"))
     yield Figure(workload, "read_committed", "MB/s", committed, ">= 1.0")
     yield Figure(
         workload,
         "read_committed by read_uncommitted",
         "ratio",
-        committed / throughput["read_uncommitted"],
+        committed / uncommitted,
         ">= 0.95",
         is_own_goal=True,
     )

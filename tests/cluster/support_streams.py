@@ -152,12 +152,14 @@ class CommittedCounts:
     def check(self, expected: Counter[str]) -> None:
         """Fail unless each word was counted from 1 to its exact number of occurrences, once each and in order."""
         self._read()
-        wrong = {
-            word: self.of.get(word)
-            for word in self.of.keys() | expected.keys()
-            if self.of.get(word) != list(range(1, expected[word] + 1))
-        }
-        assert not wrong, f"{len(wrong)} of {len(expected)} words are not counted exactly once: {str(wrong)[:2000]}"
+        wrong: dict[str, str] = {}
+        for word in self.of.keys() | expected.keys():
+            counts, right = self.of[word], list(range(1, expected[word] + 1))
+            if counts != right:
+                at = next((at for at, pair in enumerate(zip(counts, right, strict=False)) if pair[0] != pair[1]), None)
+                around = counts[-3:] if at is None else counts[max(0, at - 2) : at + 2]
+                wrong[word] = f"{len(counts)} counts of {len(right)}, {around} at {at}"
+        assert not wrong, f"{len(wrong)} of {len(expected)} words are not counted exactly once: {wrong}"
 
     def close(self) -> None:
         self._consumer.close()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from chronik.observe.metrics import GroupLag, Histogram, Metrics, PartitionGauges, api_name
+from chronik.observe.metrics import GroupLag, Histogram, Metrics, PartitionGauges, TransactionGauges, api_name
 
 PROMISED = (
     "chronik_log_end_offset",
@@ -16,6 +16,11 @@ PROMISED = (
     "chronik_under_replicated_partitions",
     "chronik_group_lag",
     "chronik_group_rebalances",
+    "chronik_open_transactions",
+    "chronik_longest_transaction_seconds",
+    "chronik_transactions_committed",
+    "chronik_transactions_aborted",
+    "chronik_unwritten_markers",
     "chronik_requests",
     "chronik_request_seconds",
     "chronik_produce_forwarded",
@@ -82,6 +87,18 @@ def test_partitions_and_groups_are_read_at_scrape_time() -> None:
     assert found["chronik_log_end_offset", partition] == 20
     assert found["chronik_under_replicated_partitions", ()] == 1
     assert found["chronik_group_lag", (("group", "g"), *partition)] == 4
+
+
+def test_transactions_are_read_at_scrape_time_and_aborts_counted_by_cause() -> None:
+    metrics = Metrics()
+    metrics.transactions = lambda: TransactionGauges(2, 1.5, 3)
+    metrics.transactions_committed += 4
+    metrics.transactions_aborted["timeout"] += 1
+    found = samples(metrics)
+    assert (found["chronik_open_transactions", ()], found["chronik_longest_transaction_seconds", ()]) == (2, 1.5)
+    assert (found["chronik_unwritten_markers", ()], found["chronik_transactions_committed_total", ()]) == (3, 4)
+    aborted = [found["chronik_transactions_aborted_total", (("cause", c),)] for c in ("client", "timeout", "fenced")]
+    assert aborted == [0, 1, 0]
 
 
 def test_a_follower_reports_no_under_replicated_partition() -> None:

@@ -245,25 +245,23 @@ class Examination:
     async def _read_transactions(self, wall_ms: Callable[[], int]) -> None:
         """Find the transaction at the last stable offset of each partition that does not advance, and its coordinator.
 
-        A transaction may end meanwhile, so those that no coordinator knows are looked up again.
+        A transaction may end meanwhile, and look like one that no coordinator knows: so the logs are queried again.
         """
-        seen, transactions = self.seen, Transactions(self._cluster)
+        seen, transactions, held = self.seen, Transactions(self._cluster), held_back(self.seen)
+        if not held:
+            return
         try:
             blocking = [
                 each
-                for index, sample in held_back(seen).items()
-                for each in await transactions.open_in(self._topic, index)
-                if each.start_offset == sample.last_stable_offset
+                for each in await transactions.open_in(self._topic)
+                if each.partition in held and each.start_offset == held[each.partition].last_stable_offset
             ]
             coordinated = await transactions.coordinated(blocking)
-            unknown = [each for each in blocking if each.key not in coordinated]
-            ended = {each.key for each in unknown}
-            for index in {each.partition for each in unknown}:
-                ended -= {each.key for each in await transactions.open_in(self._topic, index)}
+            still_open = {each.key for each in await transactions.open_in(self._topic)}
         except (KafkaError, ClientError) as error:
             seen.note(f"the open transactions could not be queried: {error}")
             return
         seen.wall_ms = wall_ms()
         seen.transactions = [
-            BlockingTransaction(each, coordinated.get(each.key)) for each in blocking if each.key not in ended
+            BlockingTransaction(each, coordinated.get(each.key)) for each in blocking if each.key in still_open
         ]

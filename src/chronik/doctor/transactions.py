@@ -54,8 +54,8 @@ def open_transaction(seen: Observations) -> Finding:
     partitions = sorted(each.open.partition for each in itertools.chain(hanging, *known.values()))
     return Finding(
         "open-transaction",
-        f"read_committed consumers wait for an open transaction in partition {listed(partitions)} of {seen.topic}: "
-        "they cannot see its records, nor any later record",
+        f"consumers with read_committed wait for an open transaction in partition {listed(partitions)} of "
+        f"{seen.topic}: they cannot see its records, nor any later record",
         " ".join(_steps(seen.topic, list(known), [each.open for each in hanging])),
         [
             *(_known(seen, state, same, held) for state, same in known.items()),
