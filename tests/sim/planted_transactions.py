@@ -126,4 +126,15 @@ PLANTED_IN_TRANSACTIONS: dict[Planted, Found] = {
     offsets_are_applied_on_abort: Found(Transactions.name, 2, "has processed up to"),
     aborted_index_is_not_rebuilt: Found(Transactions.name, 0, "an aborted version"),
 }
-"""The seed of each test; docs/simulator.md lists within how many seeds each bug is found."""
+"""The seed of each test; docs/simulator.md lists how often each bug is found."""
+
+SEEDS_MAX: dict[Planted, int] = {
+    marker_is_missing_on_one_partition: 4,
+    aborted_list_is_not_sorted: 15,
+    commit_succeeds_before_it_is_durable: 15,
+    stale_coordinator_is_accepted: 500,
+    verification_is_skipped: 40,
+    offsets_are_applied_on_abort: 6,
+    aborted_index_is_not_rebuilt: 4,
+}
+"""The number of seeds from 0 on within which each bug must be found; only `make soak` runs that many."""
