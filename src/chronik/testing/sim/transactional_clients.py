@@ -119,7 +119,7 @@ class TransactionalApplication(SimClient):
         self.commits = 0
         self._partitions = partitions
         self._settings = settings
-        self._takeovers = Takeovers(self, name)
+        self._takeovers = Takeovers(self)
         self._incarnations = 0
         self._newest: TransactionalSession | None = None
         self._needs_successor = asyncio.Event()
@@ -212,7 +212,7 @@ class StreamMember(SimMember):
     ) -> None:
         super().__init__(name, service, partitions, member, COPIERS)
         self._transaction_settings = settings
-        self._takeovers = Takeovers(self, name)
+        self._takeovers = Takeovers(self)
         self._incarnations = 0
         self._session: TransactionalSession | None = None
 
