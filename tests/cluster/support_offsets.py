@@ -26,7 +26,7 @@ WAIT_MS = 10_000
 
 
 class OffsetWatch:
-    """Requests the latest offset and the high watermark of each partition from one node after another.
+    """Requests the latest offset, high watermark and last stable offset of each partition from one node after another.
 
     Each request is sent after the previous answer, so an answer below an earlier one has gone backwards. A node that
     does not answer, or that is not the leader, reports no offset.
@@ -85,6 +85,12 @@ class OffsetWatch:
             fetched = client.fetch(fetch_of((self._topic, partition, offset), partition_max_bytes=1)).topics[0][2][0]
             if fetched.error_code == 0:
                 self._reported("watermark", node_id, partition, fetched.high_watermark)
+                self._reported("last stable offset", node_id, partition, fetched.last_stable_offset)
+                if fetched.last_stable_offset > fetched.high_watermark:
+                    self._violated(
+                        f"node {node_id}: {self._topic}-{partition} is stable up to {fetched.last_stable_offset}, "
+                        f"above its watermark {fetched.high_watermark}"
+                    )
             elif fetched.error_code == ErrorCode.offset_out_of_range:
                 self._violated(
                     f"node {node_id}: {self._topic}-{partition} at {offset} is out of range, but was readable"

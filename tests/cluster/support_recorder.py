@@ -125,6 +125,20 @@ def number(found: int | None) -> int:
     return found
 
 
+def records_of(messages: Sequence[Message]) -> tuple[tuple[str, int, str], ...]:
+    """Return the records of a poll, as a history has them."""
+    return tuple(
+        (named(message.topic() or "", number(message.partition())), number(message.offset()), value_of(message.value()))
+        for message in messages
+    )
+
+
+def positions(offsets: Mapping[str, int]) -> list[TopicPartition]:
+    """Return the offsets of partitions TOPIC-N as the client takes them."""
+    split = [(where.rpartition("-"), offset) for where, offset in offsets.items()]
+    return [TopicPartition(topic, int(partition), offset) for (topic, _, partition), offset in split]
+
+
 class RecordedClient:
     """A client on its own thread. `errors` are the errors that it could not recover from."""
 
@@ -163,6 +177,8 @@ class RecordedProducer(RecordedClient):
     ) -> None:
         super().__init__(recorder, name, topic, partitions)
         self.unanswered = 0
+        self.ends: dict[str, int] = {}
+        """By partition: the offset after the last acknowledged record."""
         self._pause_s = len(partitions) / rate_per_s
         self._producer = Producer(
             {**PRODUCER, "bootstrap.servers": bootstrap, "client.id": name, "error_cb": self._error, **(options or {})}
@@ -196,7 +212,9 @@ class RecordedProducer(RecordedClient):
             self.unanswered -= 1
             at_s = self._recorder.now_s()
             if error is None:
-                self._recorder.record(SendAcknowledged(at_s, self.name, value, where, message.offset()))
+                offset = number(message.offset())
+                self.ends[where] = offset + 1
+                self._recorder.record(SendAcknowledged(at_s, self.name, value, where, offset))
             else:
                 self._recorder.record(SendUnknown(at_s, self.name, value, str(error)))
                 self.errors.append(f"{value}: {error}")
@@ -221,10 +239,13 @@ class RecordedConsumer(RecordedClient):
         topic: str,
         partitions: Sequence[int],
         *,
+        others: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        """`others` are partitions of other topics: TOPIC-N."""
         super().__init__(recorder, name, topic, partitions)
-        self.next_offsets = dict.fromkeys((named(topic, partition) for partition in partitions), 0)
+        self.next_offsets = dict.fromkeys([*(named(topic, partition) for partition in partitions), *others], 0)
+        self._is_read_committed = (options or {}).get("isolation.level") == "read_committed"
         self._statistics = "{}"
         self._consumer = Consumer(
             {
@@ -242,8 +263,8 @@ class RecordedConsumer(RecordedClient):
     def describe(self, where: str) -> str:
         """Return what the client itself last said of a partition, and of its connections: why it may not read on."""
         last = json.loads(self._statistics)
-        partition = where.rpartition("-")[2]
-        known = last.get("topics", {}).get(self._topic, {}).get("partitions", {}).get(partition, {})
+        topic, _, partition = where.rpartition("-")
+        known = last.get("topics", {}).get(topic, {}).get("partitions", {}).get(partition, {})
         shown = {key: known[key] for key in SHOWN_STATISTICS if key in known}
         connections = {
             broker["nodeid"]: broker["state"] for broker in last.get("brokers", {}).values() if broker["nodeid"] >= 0
@@ -266,12 +287,15 @@ class RecordedConsumer(RecordedClient):
         self._assign()
 
     def _assign(self) -> None:
-        wanted = [
-            TopicPartition(self._topic, partition, self.next_offsets[named(self._topic, partition)])
-            for partition in self._partitions
-        ]
-        self._recorder.record(Assigned(self._recorder.now_s(), self.name, dict(self.next_offsets)))
-        self._consumer.assign(wanted)
+        self._recorder.record(
+            Assigned(
+                self._recorder.now_s(),
+                self.name,
+                dict(self.next_offsets),
+                is_read_committed=self._is_read_committed,
+            )
+        )
+        self._consumer.assign(positions(self.next_offsets))
 
     def _poll(self) -> list[Message]:
         invoked_s = self._recorder.now_s()
@@ -282,10 +306,7 @@ class RecordedConsumer(RecordedClient):
                 good.append(message)
             elif not error.retriable() and not is_passing(error):
                 self.errors.append(str(error))
-        records = tuple(
-            (named(self._topic, number(message.partition())), number(message.offset()), value_of(message.value()))
-            for message in good
-        )
+        records = records_of(good)
         self._recorder.record(Polled(self._recorder.now_s(), invoked_s, self.name, records))
         for where, offset, _ in records:
             self.next_offsets[where] = offset + 1

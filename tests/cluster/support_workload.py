@@ -109,7 +109,7 @@ class Workload:
         ends = self.recorder.acknowledged()
         reader = self._reader(f"again{len(self.rereaders)}")
         self.rereaders.append(reader)
-        eventually(lambda: _has_read(reader, ends), timeout_s, "everything can be read from the start")
+        eventually(lambda: has_read(reader, ends), timeout_s, "everything can be read from the start")
         reader.stop()
 
     def finish(self, history_file: Path) -> Report:
@@ -165,7 +165,7 @@ class Workload:
 
     def _read_to(self, ends: dict[str, int]) -> bool:
         for reader in (self.reader, *self.rereaders[-1:]):
-            _has_read(reader, ends)
+            has_read(reader, ends)
         if self.members:
             committed = self.commits.committed()
             behind = {where: end - committed.get(where, 0) for where, end in ends.items()}
@@ -184,7 +184,7 @@ class Workload:
         return longest_s * 1000
 
 
-def _has_read(reader: RecordedConsumer, ends: dict[str, int]) -> bool:
+def has_read(reader: RecordedConsumer, ends: dict[str, int]) -> bool:
     assert reader.errors == [], reader.errors[:5]
     behind = {where: end - reader.next_offsets[where] for where, end in ends.items()}
     assert max(behind.values()) <= 0, f"the {reader.name} is behind: {behind}\n{_described([reader], behind)}"

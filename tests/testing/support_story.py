@@ -120,8 +120,7 @@ class Story:
 
     def fetched(self, offset: int | None, partition: str = P, group: str = "g", took_s: float = 0.5) -> None:
         """Fetch the group's offset; None if it has none."""
-        offsets = {} if offset is None else {partition: offset}
-        self.operations.append(OffsetsFetched(self.now_s, self.now_s - took_s, group, offsets))
+        self.operations.append(OffsetsFetched(self.now_s, self.now_s - took_s, group, {partition: offset}))
 
 
 def only(report: Report, kind: str, *evidence: str) -> None:

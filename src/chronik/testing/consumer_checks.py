@@ -269,11 +269,11 @@ class FinalReadCheck:
                         if (consumer, partition) in self._next:
                             self._next[consumer, partition] = (offset + 1, number)
 
-    def _group_reached(self, number: int, group: str, offsets: Mapping[str, int]) -> None:
+    def _group_reached(self, number: int, group: str, offsets: Mapping[str, int | None]) -> None:
         for partition, offset in offsets.items():
             key = f"group {group}", partition
             # The response to an older commit may arrive after the response to a newer one.
-            if offset > self._next.get(key, (-1, number))[0]:
+            if offset is not None and offset > self._next.get(key, (-1, number))[0]:
                 self._next[key] = (offset, number)
 
     @property

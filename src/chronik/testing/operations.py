@@ -109,14 +109,14 @@ class Committed(_Operation, frozen=True, tag="commit-ok"):
 
 
 class OffsetsFetched(_Operation, frozen=True, tag="offsets"):
-    """The coordinator returned the group's committed offsets, requested at `invoked_s` with `require_stable`.
+    """The coordinator returned the group's committed offsets of some partitions; None if a partition has none.
 
-    A partition without a committed offset is not among `offsets`.
+    They were requested at `invoked_s` with `require_stable`.
     """
 
     invoked_s: float
     group: str
-    offsets: dict[str, int]
+    offsets: dict[str, int | None]
 
 
 class OffsetsSent(_Operation, frozen=True, tag="txn-offsets"):

@@ -146,8 +146,10 @@ class OffsetsCheck:
     def anomalies(self) -> Iterator[Anomaly]:
         groups = self._groups()
         for number, fetch in self._fetches:
-            for partition, register in groups.get(fetch.group, {}).items():
-                yield from self._judge(number, fetch, partition, register)
+            registers = groups.get(fetch.group, {})
+            for partition, offset in fetch.offsets.items():
+                if partition in registers:
+                    yield from self._judge(number, fetch, partition, offset, registers[partition])
         yield from self._processed_twice()
 
     def _groups(self) -> dict[str, dict[str, _Register]]:
@@ -172,10 +174,11 @@ class OffsetsCheck:
         return groups
 
     @staticmethod
-    def _judge(number: int, fetch: OffsetsFetched, partition: str, register: _Register) -> Iterator[Anomaly]:
+    def _judge(
+        number: int, fetch: OffsetsFetched, partition: str, offset: int | None, register: _Register
+    ) -> Iterator[Anomaly]:
         before = bisect_left(register.certain, fetch.invoked_s, key=lambda write: write.ended_s)
         floor_s = register.latest_start_s[before - 1] if before else float("-inf")
-        offset = fetch.offsets.get(partition)
         writes = [] if offset is None else register.writes.get(offset, [])
         if any(write.started_s < fetch.at_s and write.ended_s >= floor_s for write in writes):
             return

@@ -50,6 +50,7 @@ public final class KafkaDriver {
     private static final long ANSWER_WITHIN_MS = 20_000;
     private static final PrintStream OUT = System.out;
     private static final Map<String, KafkaConsumer<byte[], byte[]>> MEMBERS = new ConcurrentHashMap<>();
+    private static final Map<String, KafkaProducer<byte[], byte[]>> PRODUCERS = new ConcurrentHashMap<>();
     private static final Map<String, Admin> ADMINS = new ConcurrentHashMap<>();
 
     public static void main(String[] arguments) throws Exception {
@@ -89,6 +90,14 @@ public final class KafkaDriver {
             case "version" -> out.add(org.apache.kafka.common.utils.AppInfoParser.getVersion());
             case "produce" -> produce(in);
             case "transact" -> transact(in);
+            case "producer-new" -> PRODUCERS.put(
+                in.text(), new KafkaProducer<>(in.settings(), new ByteArraySerializer(), new ByteArraySerializer()));
+            case "producer-open" -> PRODUCERS.get(in.text()).initTransactions();
+            case "producer-begin" -> PRODUCERS.get(in.text()).beginTransaction();
+            case "producer-send" -> producerSend(in, out);
+            case "producer-commit" -> PRODUCERS.get(in.text()).commitTransaction();
+            case "producer-abort" -> PRODUCERS.get(in.text()).abortTransaction();
+            case "producer-close" -> PRODUCERS.remove(in.text()).close(Duration.ZERO);
             case "read" -> read(in, out);
             case "offset-at" -> offsetAt(in, out);
             case "member-open" -> memberOpen(in);
@@ -140,6 +149,31 @@ public final class KafkaDriver {
                 } else {
                     producer.abortTransaction();
                 }
+            }
+        }
+    }
+
+    /** Sends records inside a transaction; the response has an offset, or -1 and the error, for each. */
+    private static void producerSend(Arguments in, Values out) throws InterruptedException {
+        KafkaProducer<byte[], byte[]> producer = PRODUCERS.get(in.text());
+        List<Future<RecordMetadata>> sent = new ArrayList<>();
+        List<String> refused = new ArrayList<>();
+        for (int left = in.number(); left > 0; left--) {
+            try {
+                sent.add(producer.send(new ProducerRecord<>(in.text(), in.number(), null, in.bytes())));
+                refused.add("");
+            } catch (KafkaException | IllegalStateException failure) {
+                sent.add(null);
+                refused.add(failure.toString());
+            }
+        }
+        for (int index = 0; index < sent.size(); index++) {
+            try {
+                out.add(sent.get(index) == null ? "-1" : Long.toString(sent.get(index).get().offset()));
+                out.add(refused.get(index));
+            } catch (ExecutionException failure) {
+                out.add("-1");
+                out.add(failure.getCause().toString());
             }
         }
     }
