@@ -20,6 +20,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.clients.drivers.java import SOURCE as JAVA_DRIVER
+from tests.clients.drivers.java import Jvm
 from tests.cluster.support_soak import SoakResults
 from tests.faults.support_campaign import Campaign, fresh_seed
 from tests.faults.support_faults import CAMPAIGN
@@ -76,14 +78,33 @@ def play(results: SoakResults, seed: int, until_s: float, only: list[str]) -> li
     folder = Path(tempfile.mkdtemp(prefix="chronik-soak-"))
     say(f"campaign on real processes for {until_s - time.monotonic():.0f} s, in {folder}")
     try:
-        with campaign_cluster(folder / "cluster", seed, say) as injector, kept_logs(injector, folder):
-            Campaign(injector, seed, results, folder, say, only).run(until_s)
+        with (
+            java_clients(folder) as jvm,
+            campaign_cluster(folder / "cluster", seed, say) as injector,
+            kept_logs(injector, folder),
+        ):
+            Campaign(injector, seed, results, folder, say, only, jvm).run(until_s)
     except Exception:
         found = f"{traceback.format_exc()}\nseed {seed}; histories and logs are in {folder}"
         say(found)
         return [found]
     shutil.rmtree(folder, ignore_errors=True)
     return []
+
+
+@contextlib.contextmanager
+def java_clients(folder: Path) -> Iterator[Jvm | None]:
+    """Start a JVM with the newest Java client; without one, yield None and say why."""
+    try:
+        jvm = Jvm("kafka-clients-4.3", JAVA_DRIVER, folder)
+    except FileNotFoundError as error:
+        say(f"no transactions by a Java client: {error}")
+        yield None
+        return
+    try:
+        yield jvm
+    finally:
+        jvm.close()
 
 
 @contextlib.contextmanager

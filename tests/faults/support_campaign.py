@@ -1,9 +1,10 @@
 """A campaign: records flow through real nodes while single faults and mixes of faults are injected into them.
 
-Time is divided into rounds. Each round creates a topic that clients write and read (`Workload`), and injects a few
-faults or mixes with quiet periods between them. Then the checker verifies the clients' history, and the replicas' files
-are compared. So nothing grows with the length of a campaign. The seed determines the victims, the faults, their
-durations and their order; how the machine reacts is not reproducible.
+Time is divided into rounds. Each round creates a topic that clients write and read (`Workload`), and topics for
+transactions (`TransactionWorkload`). It injects a few faults or mixes with quiet periods between them. Then the checker
+verifies the clients' histories, every transaction has ended, and the replicas' files are compared. So nothing grows
+with the length of a campaign. The seed determines the victims, the faults, their durations and their order; how the
+machine reacts is not reproducible.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.clients.drivers.java import Jvm
 from tests.cluster.support_logs import replicas_agree, wait_until_replicas_agree
 from tests.cluster.support_offsets import OffsetWatch
 from tests.cluster.support_soak import SoakResults
+from tests.cluster.support_transaction_workload import PARTITIONS as TRANSACTION_PARTITIONS
+from tests.cluster.support_transaction_workload import TransactionWorkload
 from tests.cluster.support_workload import Workload
 from tests.faults.support_faults import ALONE, CAMPAIGN, FILE_DAMAGE, HARD, SOFT, possible
 from tests.faults.support_injector import FaultInjector
@@ -52,8 +56,11 @@ class Campaign:
         folder: Path,
         say: Callable[[str], None],
         only: Collection[str] = (),
+        jvm: Jvm | None = None,
     ) -> None:
         self._injector = injector
+        self._seed = seed
+        self._jvm = jvm
         self._results = results
         self._folder = folder
         self._say = say
@@ -81,24 +88,40 @@ class Campaign:
         self._rounds += 1
         self._injected.clear()
         topic = nodes.new_topic(PARTITIONS, segment_bytes=str(SEGMENT_BYTES))
-        history = self._folder / f"history-{self._rounds}.jsonl"
+        history, transactional = (self._folder / f"{name}-{self._rounds}.jsonl" for name in ("history", "transactions"))
         taken = 0
         with (
             OffsetWatch(nodes, topic, range(PARTITIONS)),
             Workload(nodes, topic, PARTITIONS, rate_per_s=RATE_PER_S, rereads=True) as workload,
+            TransactionWorkload(nodes, f"{self._seed} {self._rounds}", self._jvm) as transactions,
+            OffsetWatch(nodes, transactions.input, range(TRANSACTION_PARTITIONS)),
         ):
             workload.proceed(1)
+            transactions.proceed()
             while taken == 0 or (taken < steps and time.monotonic() < until_s):
                 self._quiet(workload)
                 self._inject(next(self._schedule), workload)
+                transactions.proceed()
                 taken += 1
             report = workload.conclude(history)
+            transaction_report = transactions.conclude(transactional)
         self._judge(report, history)
-        self._compare_replicas(workload)
+        assert report.acknowledged == report.sent, f"{report}\nthe history is in {history}"
+        self._judge(transaction_report, transactional, f"; commits/aborts/unknown: {transactions.summary()}")
+        nodes.wait_in_sync()
+        self._compare_replicas(topic, workload.recorder.acknowledged())
+        ends = transactions.ends()
+        for each in transactions.topics:
+            self._compare_replicas(each, ends)
         nodes.no_surprises()
         history.unlink()
-        with_cluster(nodes.bootstrap, lambda online: Topics(online).delete(topic))
+        transactional.unlink()
+        for each in (topic, *transactions.topics):
+            self._delete(each)
         return taken
+
+    def _delete(self, topic: str) -> None:
+        with_cluster(self._injector.nodes.bootstrap, lambda online: Topics(online).delete(topic))
 
     def _quiet(self, workload: Workload) -> None:
         """Leave the nodes alone; sometimes one member leaves the group and another joins."""
@@ -139,23 +162,20 @@ class Campaign:
 
     # -- verdict -------------------------------------------------------------------------------------------------------
 
-    def _judge(self, report: Report, history: Path) -> None:
+    def _judge(self, report: Report, history: Path, more: str = "") -> None:
         self._results.history(report)
         lag = report.worst_lag
         if lag is not None:
             self._results.measure("campaign: worst real-time lag of a consumer", lag.seconds, "s")
         behind = "" if lag is None else f", a consumer behind for at most {lag.seconds:.1f} s"
-        self._say(f"       round {self._rounds}: {str(report).splitlines()[0]}{behind}")
+        self._say(f"       round {self._rounds}: {str(report).splitlines()[0]}{behind}{more}")
         assert report.is_clean, f"{report}\nthe history is in {history}"
-        assert report.acknowledged == report.sent, f"{report}\nthe history is in {history}"
 
-    def _compare_replicas(self, workload: Workload) -> None:
+    def _compare_replicas(self, topic: str, ends: Mapping[str, int]) -> None:
         """Compare the replicas while the nodes run: acknowledged records do not change and are on all replicas."""
         nodes = self._injector.nodes
-        nodes.wait_in_sync()
-        ends = workload.recorder.acknowledged()
-        for index, state in nodes.partitions(workload.topic).items():
-            partition = f"{workload.topic}-{index}"
+        for index, state in nodes.partitions(topic).items():
+            partition = f"{topic}-{index}"
             end = ends.get(partition, 0)
             if self._injected & FILE_DAMAGE.keys():
                 # A damaged replica may be in sync before its damage is found and healed.

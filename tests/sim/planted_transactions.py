@@ -119,10 +119,22 @@ def aborted_index_is_not_rebuilt() -> AbstractContextManager[Any]:
 
 PLANTED_IN_TRANSACTIONS: dict[Planted, Found] = {
     marker_is_missing_on_one_partition: Found(Transactions.name, 0, "all transactions have ended"),
-    aborted_list_is_not_sorted: Found(Transactions.name, 0, "out of order"),
-    commit_succeeds_before_it_is_durable: Found(Transactions.name, 0, ""),
-    stale_coordinator_is_accepted: Found(Transactions.name, 0, ""),
-    verification_is_skipped: Found(Transactions.name, 0, ""),
-    offsets_are_applied_on_abort: Found(Transactions.name, 0, ""),
-    aborted_index_is_not_rebuilt: Found(Transactions.name, 0, ""),
+    aborted_list_is_not_sorted: Found(Transactions.name, 4, "out of order"),
+    commit_succeeds_before_it_is_durable: Found(Transactions.name, 0, "was known"),
+    stale_coordinator_is_accepted: Found(Transactions.name, 371, "skipped"),
+    verification_is_skipped: Found(Transactions.name, 11, "all transactions have ended"),
+    offsets_are_applied_on_abort: Found(Transactions.name, 2, "has processed up to"),
+    aborted_index_is_not_rebuilt: Found(Transactions.name, 0, "an aborted version"),
 }
+"""The seed of each test; docs/simulator.md lists how often each bug is found."""
+
+SEEDS_MAX: dict[Planted, int] = {
+    marker_is_missing_on_one_partition: 4,
+    aborted_list_is_not_sorted: 15,
+    commit_succeeds_before_it_is_durable: 15,
+    stale_coordinator_is_accepted: 500,
+    verification_is_skipped: 40,
+    offsets_are_applied_on_abort: 6,
+    aborted_index_is_not_rebuilt: 4,
+}
+"""The number of seeds from 0 on within which each bug must be found; only `make soak` runs that many."""

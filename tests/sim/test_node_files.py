@@ -15,6 +15,7 @@ from chronik.storage.disk import read_file, write_file_atomic
 from chronik.storage.folder import DataFolder, RecoveryPoint
 from chronik.storage.log import Log
 from chronik.testing.sim.node_files import Exposed, NodeFiles
+from chronik.testing.sim.tree import FileNode
 from chronik.wire.batch import check_batches, encode_batch
 
 NODE = "/data/node-1"
@@ -133,3 +134,23 @@ def test_a_removed_raft_store_can_be_restored(stopped: Stopped) -> None:
     stopped.machines.hosts[0].power_off()
     stopped.machines.restart()
     assert read_file(stopped.machines.disk(), f"{NODE}/{STORE_NAME}") == b"store"
+
+
+def test_rot_damages_a_closed_segment_only_and_spares_the_given_logs(stopped: Stopped) -> None:
+    before = stopped.files.copy()
+    segments = sorted(name for name in _log_files(stopped) if name.endswith(".log"))
+    last = bytes(_log_files(stopped)[segments[-1]])
+    for seed in SEEDS:
+        stopped.files.put_back(before)
+        assert stopped.files.rot(Random(seed), [LOG]) is None
+        assert stopped.files.whole_end(LOG) == 2 * BATCHES
+        rotted = stopped.files.rot(Random(seed), [])
+        assert rotted is not None and rotted[0] == LOG
+        assert stopped.files.whole_end(LOG) is None
+        assert _log_files(stopped)[segments[-1]] == last
+
+
+def _log_files(stopped: Stopped) -> dict[str, bytes]:
+    folder = stopped.machines.hosts[0].disk.root.folder(f"{NODE}/logs/{LOG[0]}-{LOG[1]}")
+    assert folder is not None
+    return {name: bytes(file.cached) for name, file in folder.names.items() if isinstance(file, FileNode)}

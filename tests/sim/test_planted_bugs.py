@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from tests.sim.planted import PLANTED, Planted
 from tests.sim.planted_cluster import PLANTED_IN_CLUSTER
 from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS, Found
 from tests.sim.planted_rot import PLANTED_IN_ROT
+from tests.sim.planted_transactions import PLANTED_IN_TRANSACTIONS, SEEDS_MAX
 
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.cluster_scenarios import ThreeNodes
@@ -41,7 +44,12 @@ def test_simulator_finds_and_replays_a_planted_bug_in_a_cluster(plant: Planted) 
     check_found_and_replayed(plant, ThreeNodes.name, range(first, first + seeds))
 
 
-PINNED: dict[Planted, Found] = {**PLANTED_ON_BAD_DISKS, **PLANTED_IN_ROT}
+@cache
+def violation_without_a_bug(seed: int, scenario: str) -> str | None:
+    return run_seed(seed, scenario).violation
+
+
+PINNED: dict[Planted, Found] = {**PLANTED_ON_BAD_DISKS, **PLANTED_IN_ROT, **PLANTED_IN_TRANSACTIONS}
 
 
 @pytest.mark.parametrize("plant", PINNED, ids=lambda plant: plant.__name__)
@@ -50,4 +58,11 @@ def test_simulator_reports_a_violation_only_with_the_planted_bug(plant: Planted)
     with plant():
         report = run_seed(where.seed, where.scenario)
     assert report.violation is not None and where.symptom in report.violation
-    assert run_seed(where.seed, where.scenario).violation is None
+    assert violation_without_a_bug(where.seed, where.scenario) is None
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("plant", SEEDS_MAX, ids=lambda plant: plant.__name__)
+def test_simulator_finds_a_bug_in_transactions_within_its_number_of_seeds(plant: Planted) -> None:
+    check_found_and_replayed(plant, PLANTED_IN_TRANSACTIONS[plant].scenario, range(SEEDS_MAX[plant]))

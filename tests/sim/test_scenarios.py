@@ -16,10 +16,17 @@ import chronik
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.cluster_scenarios import BadDisks, FiveNodes, ThreeNodes
 from chronik.testing.sim.scenario import SingleNode
+from chronik.testing.sim.transaction_scenario import Transactions
 
 SOURCE = Path(chronik.__file__).parent
-KNOWN = {SingleNode.name: range(8), ThreeNodes.name: range(5, 9), BadDisks.name: range(5), FiveNodes.name: range(4)}
-FRESH = {SingleNode.name: 10, ThreeNodes.name: 4, BadDisks.name: 4, FiveNodes.name: 4}
+KNOWN = {
+    SingleNode.name: range(8),
+    ThreeNodes.name: range(5, 9),
+    BadDisks.name: range(5),
+    FiveNodes.name: range(4),
+    Transactions.name: range(4),
+}
+FRESH = {SingleNode.name: 10, ThreeNodes.name: 4, BadDisks.name: 4, FiveNodes.name: 4, Transactions.name: 4}
 
 
 def fresh_seeds(scenario: str, count: int) -> range:

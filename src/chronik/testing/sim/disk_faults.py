@@ -80,8 +80,8 @@ class DiskNemesis(ClusterNemesis):
 
     def _damage_files(self, kind: str, node: SimNode, tries: int = TRIES_MAX) -> None:
         """Damage the files of this node, or of another that may be damaged; if there is none, retry for a while."""
-        victim = None if self._is_over else self._node_to_damage(kind, node)
-        self._is_waiting = victim is None and tries > 0 and not self._is_over
+        victim = None if self.is_over else self._node_to_damage(kind, node)
+        self._is_waiting = victim is None and tries > 0 and not self.is_over
         if victim is None:
             if not self._is_waiting:
                 self.counts[kind] -= 1
@@ -113,7 +113,7 @@ class DiskNemesis(ClusterNemesis):
 
     def _damage_now(self, kind: str, node: SimNode, lagging: SimNode | None, store: FileNode | None) -> None:
         self._is_waiting = False
-        if self._is_over or not self._may_damage(kind, node):
+        if self.is_over or not self._may_damage(kind, node):
             self.counts[kind] -= 1
             if lagging is not None:
                 lagging.start_when_down()
@@ -311,7 +311,7 @@ class DiskNemesis(ClusterNemesis):
     def _disk_is_well(self, node: SimNode) -> None:
         node.host.disk.heal()
         self._world.note(f"{node.host.name} has a disk that is well")
-        if node.host.disk.syncs_failed and not self._is_over:
+        if node.host.disk.syncs_failed and not self.is_over:
             node.host.disk.syncs_failed = 0
             self._fault(self._random.choice(("kill", "stop")), node)()
 

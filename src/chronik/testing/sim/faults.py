@@ -137,7 +137,7 @@ class Nemesis:
         self._points = points
         self._random = self._world.random("nemesis")
         self._armed: dict[Host, Strike] = {}
-        self._is_over = False
+        self.is_over = False
 
     def begin(self, until_s: float, pause_s: float) -> None:
         """Inject faults at random times, on average `pause_s` apart, until `until_s`."""
@@ -152,7 +152,7 @@ class Nemesis:
 
     def end(self) -> None:
         """Repair everything and inject no more faults."""
-        self._is_over = True
+        self.is_over = True
         self._armed.clear()
         for one, other in permutations(self._hosts, 2):
             self._network.heal(one, other)
@@ -168,7 +168,7 @@ class Nemesis:
             node.start_when_down()
 
     def _strike(self) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         node = self._victim()
         kind = self._random.choices(list(self._faults), list(self._faults.values()))[0]
@@ -205,7 +205,7 @@ class Nemesis:
         inject = self._injection(kind)
 
         def carry_out() -> None:
-            if not self._is_over:
+            if not self.is_over:
                 self.counts[kind] += 1
                 inject(node)
 
@@ -229,7 +229,7 @@ class Nemesis:
         self._world.after(self._random.random() * 0.3, self._start, node)
 
     def _start(self, node: SimNode) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         node.host.resume()
         node.start_when_down()
@@ -274,7 +274,7 @@ class Nemesis:
     def _sync_error_over(self, node: SimNode) -> None:
         disk = node.host.disk
         disk.sync_error_share = 0.0
-        if disk.syncs_failed and not self._is_over:
+        if disk.syncs_failed and not self.is_over:
             disk.syncs_failed = 0
             self._fault(self._random.choice(("kill", "power", "stop")), node)()
 

@@ -14,7 +14,6 @@ from typing import Any
 from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import RETRIABLE, ClientError, raise_for
-from chronik.testing.operations import OffsetsFetched
 from chronik.testing.sim.client import (
     REQUEST_TIMEOUT_S,
     TOPIC,
@@ -24,7 +23,6 @@ from chronik.testing.sim.client import (
     committed_offsets,
     fetch,
 )
-from chronik.testing.sim.history import TopicPartition
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -234,10 +232,7 @@ class OffsetReader(SimClient):
         for partition, offset in offsets.items():
             self.history.group(group, TOPIC, partition).fetched(offset, known[partition], self.name)
         if self._only_stable:
-            found = {
-                str(TopicPartition(TOPIC, each)): offset if offset >= 0 else None for each, offset in offsets.items()
-            }
-            self.history.transactions.record(OffsetsFetched(self.world.now, sent_s, group, found))
+            self.history.transactions.offsets_fetched(group, TOPIC, offsets, sent_s)
 
     async def _node(self) -> Connection:
         """Connect to any node, whatever its role in the group, or to the coordinator that any node names."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.membership.cluster_member import STORE_NAME
+from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
 from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
 from chronik.storage.syncing import read_synced_end
 from chronik.testing.sim.disk import ProcessDisk
@@ -202,6 +203,35 @@ class NodeFiles:
             what = f"has another byte {at} in {chosen.segment}, {where}"
         file.sync()
         return exposed.log, what
+
+    def rot_index(self, random: Random, *, is_running: bool) -> str | None:
+        """Remove, cut or change an index of aborted transactions; return what happened. None if there is none.
+
+        It can be rebuilt from its segment. In a running node, only closed segments are scrubbed.
+        """
+        logs = self._root.folder(f"{self._path}/{LOGS_NAME}") or FolderNode()
+        found: list[tuple[FolderNode, str, str]] = []
+        for log, folder in sorted(logs.names.items()):
+            if isinstance(folder, FolderNode):
+                last = _segments(folder)[-1:] if is_running else []
+                open_ = [name.replace(SEGMENT_SUFFIX, ABORTED_SUFFIX) for name in last]
+                names = [name for name in sorted(folder.names) if name.endswith(ABORTED_SUFFIX)]
+                found += [(folder, log, name) for name in names if name not in open_]
+        if not found:
+            return None
+        folder, log, name = random.choice(found)
+        file = _file(folder, name)
+        if random.random() < 0.3:
+            folder.change(name, None, None)
+            folder.settle()
+            return f"lost {name} of {log}"
+        if random.random() < 0.5 or not file.cached:
+            file.change(Resize(random.randrange(len(file.cached) + 1)))
+        else:
+            at = random.randrange(len(file.cached))
+            file.change(Write(at, bytes([file.cached[at] ^ 1 << random.randrange(8)])))
+        file.sync()
+        return f"has another {name} in {log}"
 
     def copy(self) -> FolderNode:
         self._root.settle()

@@ -6,11 +6,11 @@ and the aborted transactions of a response are listed by their first offsets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chronik.testing.anomalies import AnomalyKind
 from chronik.testing.history import check
-from chronik.testing.operations import Assigned, Operation
+from chronik.testing.operations import Assigned, OffsetsFetched, Operation
 from chronik.testing.sim.world import World
 
 
@@ -24,6 +24,11 @@ class TransactionHistory:
 
     def record(self, operation: Operation) -> None:
         self.operations.append(operation)
+
+    def offsets_fetched(self, group: str, topic: str, offsets: Mapping[int, int], sent_s: float) -> None:
+        """Record the answer to an OffsetFetch with `require_stable`; -1 is no offset."""
+        found = {f"{topic}-{each}": offset if offset >= 0 else None for each, offset in offsets.items()}
+        self.record(OffsetsFetched(self._world.now, sent_s, group, found))
 
     def stable_known(self, partition: str) -> int:
         """Return the largest last stable offset that a client received."""

@@ -16,13 +16,14 @@ from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.client import READ_COMMITTED, TOPIC, Service, SimClient
 from chronik.testing.sim.cluster_faults import ClusterNemesis, LoneCut
-from chronik.testing.sim.cluster_scenarios import BESIDE, REPLICAS, ThreeNodes, batches_of
+from chronik.testing.sim.cluster_scenarios import BESIDE, REPLICAS, ROT_SEGMENT_BYTES, ThreeNodes, batches_of
 from chronik.testing.sim.disk_faults import FILE_FAULTS, DiskNemesis
 from chronik.testing.sim.faults import DECIDED, TRANSACTION_POINTS, Strike, Targets
 from chronik.testing.sim.group_clients import FinalOffsetReader, MemberSettings, OffsetReader
 from chronik.testing.sim.history import TopicPartition
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.node_files import NodeFiles
 from chronik.testing.sim.operators import ReassignmentOperator
 from chronik.testing.sim.transactional_clients import (
     COPIERS,
@@ -44,6 +45,7 @@ ENDED_S_MAX = 25.0
 """The longest timeout of a transaction is 4 s. A marker on a connection that fell silent is repeated after 15 s."""
 FILES_SHARE = 0.25
 FILES_PAUSE_S = 1.0
+INDEX_SHARE = 0.25
 SEVER_SHARE = 0.1
 SEVER_PAUSE_S = 4.0
 SEVER_WAIT_S = 1.0
@@ -247,14 +249,34 @@ class Transactions(ThreeNodes):
             self.busy_s = 9.0
             self.strike_pause_s = SEVER_PAUSE_S
             self.strikes_from_the_start = False
+        self._indexes = self.world.random("index")
+        self._rots_indexes = self._indexes.random() < INDEX_SHARE
         super().build()
+        if self._rots_indexes:
+            self._rot_index()
+
+    def _rot_index(self) -> None:
+        """Damage an index of aborted transactions now and then, of a node that runs or is down."""
+        if self.nemesis.is_over:
+            return
+        node = self._indexes.choice(self.nodes)
+        files = NodeFiles(node.host, node.config.data_folder, node.config.node_id)
+        what = files.rot_index(self._indexes, is_running=node.is_up)
+        if what is not None:
+            self.nemesis.counts["rot_index"] += 1
+            self.world.note(f"{node.host.name} {what}")
+        self.world.after(self._indexes.uniform(0.1, 0.5), self._rot_index)
 
     def draws_lone_cut(self) -> bool:
         return not self._kinds and not self._severs and super().draws_lone_cut()
 
     def draw_workload(self) -> WorkloadSettings:
         min_insync = None if self.is_synced and not self._kinds else 2
-        return WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=min_insync)
+        settings = WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=min_insync)
+        if not self._rots_indexes:
+            return settings
+        # Only small segments are closed, and have indexes, before the run ends.
+        return replace(settings, topic_configs={**settings.topic_configs, "segment.bytes": ROT_SEGMENT_BYTES})
 
     def make_workload(self, settings: WorkloadSettings) -> Workload:
         drawn = TransactionWorkloadSettings.drawn(self.world.random("transactional clients"))

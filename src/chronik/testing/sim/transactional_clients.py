@@ -119,7 +119,7 @@ class TransactionalApplication(SimClient):
         self.commits = 0
         self._partitions = partitions
         self._settings = settings
-        self._takeovers = Takeovers(self, name)
+        self._takeovers = Takeovers(self)
         self._incarnations = 0
         self._newest: TransactionalSession | None = None
         self._needs_successor = asyncio.Event()
@@ -212,7 +212,7 @@ class StreamMember(SimMember):
     ) -> None:
         super().__init__(name, service, partitions, member, COPIERS)
         self._transaction_settings = settings
-        self._takeovers = Takeovers(self, name)
+        self._takeovers = Takeovers(self)
         self._incarnations = 0
         self._session: TransactionalSession | None = None
 
@@ -275,6 +275,7 @@ class StreamMember(SimMember):
             await self._heartbeat_if_due(coordinator)
             groups = {each: self.history.group(self.group, TOPIC, each) for each in assigned}
             known = {each: group.committed for each, group in groups.items()}
+            sent_s = self.world.now
             try:
                 offsets = await committed_offsets(coordinator, self.group, assigned, require_stable=True)
             except KafkaError as error:
@@ -285,6 +286,7 @@ class StreamMember(SimMember):
                 continue
             for each, group in groups.items():
                 group.fetched(offsets[each], known[each], self.name)
+            self.history.transactions.offsets_fetched(self.group, TOPIC, offsets, sent_s)
             positions: dict[str, int | None] = {
                 str(TopicPartition(TOPIC, each)): max(0, offset) for each, offset in offsets.items()
             }

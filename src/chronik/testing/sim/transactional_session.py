@@ -115,9 +115,8 @@ class Lane:
 class Takeovers:
     """The incarnations of one transactional id: none may succeed after its successor was initialized."""
 
-    def __init__(self, client: SimClient, transactional_id: str) -> None:
+    def __init__(self, client: SimClient) -> None:
         self._client = client
-        self._id = transactional_id
         self._initialized: list[tuple[float, TransactionalSession]] = []
 
     def initialized(self, session: TransactionalSession) -> None:

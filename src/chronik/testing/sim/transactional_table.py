@@ -37,7 +37,7 @@ class TransactionalTable(SimClient):
         super().__init__(name, service)
         self.commits = 0
         self._replication_factor = replication_factor
-        self._takeovers = Takeovers(self, name)
+        self._takeovers = Takeovers(self)
         self._version = self.random.choice((ProtocolVersion.V1, ProtocolVersion.V2))
         self._sessions = 0
         self._next_version = 0
