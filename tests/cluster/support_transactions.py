@@ -118,7 +118,7 @@ class ConfluentTransactions:
                 )
             except KafkaException as failure:
                 raise _classified(failure) from None
-        self._producer.poll(0)
+        self._serve(self._producer.poll, 0.0)
 
     def send_offsets(self, offsets: list[TopicPartition], group_metadata: Any) -> None:
         self._retry(lambda timeout_s: self._producer.send_offsets_to_transaction(offsets, group_metadata, timeout_s))
@@ -126,13 +126,21 @@ class ConfluentTransactions:
     def end(self, is_commit: bool) -> None:
         if not is_commit:
             # An abort that overtakes the registration of the first partition fails the producer: librdkafka issue 4849.
-            self._producer.flush(CALL_TIMEOUT_S)
+            self._serve(self._producer.flush, CALL_TIMEOUT_S)
         self._retry(self._producer.commit_transaction if is_commit else self._producer.abort_transaction)
 
     def close(self) -> None:
-        with contextlib.suppress(KafkaException):  # after a fatal error, every call fails
-            self._producer.purge()
-            self._producer.poll(0)
+        with contextlib.suppress(ClientEnded):
+            self._serve(self._producer.purge)
+            self._serve(self._producer.poll, 0.0)
+
+    @staticmethod
+    def _serve(call: Callable[..., Any], *arguments: float) -> None:
+        """Run a call that serves callbacks. After a fatal error, it raises that, or a SystemError inside a callback."""
+        try:
+            call(*arguments)
+        except (KafkaException, SystemError) as failure:
+            raise ClientEnded(str(failure)) from None
 
     @staticmethod
     def _retry(call: Callable[[float], Any]) -> None:
@@ -141,6 +149,8 @@ class ConfluentTransactions:
             try:
                 call(CALL_TIMEOUT_S)
                 return
+            except SystemError as failure:  # see _serve
+                raise ClientEnded(str(failure)) from None
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if not error.retriable() or time.monotonic() > until_s:
