@@ -22,6 +22,7 @@ VENV_STAMP := $(VENV)/.stamp-venv
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 TOOLS_STAMP := $(TOOLS)/.stamp
+SPARK_ARCHIVE := $(TOOLS)/spark.jsa
 
 # Both names: pip up to 25.2 reads the first for build environments as well, later ones only the second.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -43,8 +44,9 @@ bytecode: $(RUN_STAMP)
 demo: $(RUN_STAMP) bytecode ## the whole story on one machine, on free ports
 	@$(BIN)/chronik demo
 
-test: check $(TOOLS_STAMP) bytecode ## check, then the whole suite, with real clients
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# PYTHONDONTWRITEBYTECODE is empty because every worker would otherwise compile all tests again at each run (8 s).
+test: check $(TOOLS_STAMP) $(SPARK_ARCHIVE) bytecode ## check, then the whole suite, with real clients
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-quick: check bytecode ## check, then the tests of the pure packages, storage and the client: about 90 seconds
 	@$(BIN)/python -m pytest -q -n $(JOBS) $(QUICK) $(PYTEST_ARGS)
@@ -85,3 +87,8 @@ $(DEV_STAMP): $(RUN_STAMP)
 
 $(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml $(wildcard tests/support/apache/*.xml tests/clients/go/*)
 	@bash scripts/test-tools $(TOOLS)
+
+$(SPARK_ARCHIVE): $(DEV_STAMP) tests/support/spark_archive.py
+	@echo "chronik: archiving Spark's classes, so that the JVMs of the tests start in half the time"
+	@mkdir -p $(TOOLS)
+	@$(BIN)/python -m tests.support.spark_archive $@

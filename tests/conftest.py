@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
+from fnmatch import fnmatch
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.apache_kafka import ApacheKafka, missing
 from tests.support.node import Node
+from tests.support.spark_archive import jvm_flags
 
 pytest_plugins = ["tests.support.browser"]
 
@@ -28,6 +31,18 @@ NODES = pytest.StashKey[list[Node]]()
 
 LONG = ("spark", "cluster", "faults", "cli", "sim")
 """Folders of tests with long files."""
+TOGETHER = {
+    "Spark, Apache Kafka": ("tests/spark/*", "tests/pipeline/test_apache_kafka.py", "tests/pipeline/test_audit_log.py"),
+    "shared_nodes, kafka_tools": (
+        "tests/cluster/test_dashboard.py",
+        "tests/cluster/test_metadata.py",
+        "tests/cluster/test_strangers.py",
+        "tests/cluster/test_support.py",
+        "tests/cluster/test_tools_*.py",
+        "tests/cluster/test_verify.py",
+    ),
+}
+"""Files whose tests share processes for the whole run: one worker runs them all, so that it alone starts these."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,8 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.option.markexpr:
         config.option.markexpr = "not soak"
     config.stash[NODES] = []
-    # A test's JVM lives for seconds: the second compiler would take more CPU than it saves.
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_flags())
     # Otherwise the asyncio plugin makes a loop to restore it after its first test, and never closes it.
     asyncio.set_event_loop(None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -58,6 +72,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     first = [path for turn in zip_longest(*long) for path in turn if path is not None]
     order = dict.fromkeys([*first, *files])
     items[:] = [item for path in order for item in files[path]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole files to each worker, and all files of one entry of TOGETHER to the same worker."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    def split(node_id: str) -> str:
+        file = node_id.partition("::")[0]
+        return next((name for name, files in TOGETHER.items() if any(map(partial(fnmatch, file), files))), file)
+
+    scheduling = LoadFileScheduling(config, log)
+    scheduling._split_scope = split
+    return scheduling
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,15 +1,15 @@
-"""Run the real `chronik` command, as a user's shell would."""
+"""Run the real `chronik` command in a process of its own, as a user's shell would."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.cli.command_server import command_server
 from tests.support.node import Node
 
 from chronik.client.cluster import Cluster
@@ -42,9 +42,7 @@ class Outcome(NamedTuple):
 
 
 def chronik(*arguments: str, stdin: str = "", timeout_s: float = 60.0, cwd: Path | None = None) -> Outcome:
-    done = subprocess.run(
-        [str(CHRONIK), *arguments], input=stdin, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False
-    )
+    done = command_server().run(arguments, stdin, timeout_s, cwd)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -128,11 +129,13 @@ def test_topic_commands_report_that_there_is_no_controller(three: TemporaryClust
     dead = [node for node in three.nodes if node.id != survivor]
     for node in dead:
         three.kill(node.id)
-    for arguments in (("describe", "orders"), ("create", "more")):
-        begun_s = time.monotonic()
-        refused = chronik("topic", *arguments, "-b", three.bootstrap)
+    begun_s = time.monotonic()
+    commands = [["describe", "orders"], ["create", "more"]]
+    with ThreadPoolExecutor(len(commands)) as threads:  # each waits for a controller
+        refusals = list(threads.map(lambda command: chronik("topic", *command, "-b", three.bootstrap), commands))
+    assert time.monotonic() - begun_s < 25, "they do not wait for their deadline of 30 s"
+    for refused in refusals:
         assert refused.code == 2
-        assert time.monotonic() - begun_s < 25, "it does not wait for its deadline of 30 s"
         assert "the cluster has no controller" in refused.error_line
         assert f"node {survivor} answers" in refused.error_line and "start the nodes" in refused.error_line
         # A node that was fenced before the controller was lost has no address in the metadata.
@@ -147,18 +150,10 @@ def test_topic_commands_report_that_there_is_no_controller(three: TemporaryClust
     assert chronik("topic", "describe", "orders", "-b", three.bootstrap).code == 0
 
 
-def test_a_stream_survives_a_leader_kill_without_lost_or_duplicate_records(three: TemporaryCluster) -> None:
-    leaders = make_topic(three, "stream", 3)
-    stream = FailoverStream(three.bootstrap, "stream", 3, 6000, 2000.0)
-    result = stream.run(lambda: three.kill(leaders[0]))
-    assert result.account.complaint() is None
-    assert (result.account.acked, result.account.consumed) == (6000, 6000)
-
-
 def test_replicas_move_to_an_added_node_and_back_under_load(three: TemporaryCluster) -> None:
     make_topic(three, "orders", 8)
     make_topic(three, "stream", 4)
-    stream = FailoverStream(three.bootstrap, "stream", 4, 12_000, 1000.0)
+    stream = FailoverStream(three.bootstrap, "stream", 4, 6_000, 500.0)
     outcomes: list[Outcome] = []
 
     def resize() -> None:

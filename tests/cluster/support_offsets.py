@@ -21,7 +21,7 @@ from chronik.wire.fetch import FetchRequest
 
 LATEST = -1
 ANSWER_TIMEOUT_S = 1.0
-PAUSE_S = 0.01
+PAUSE_S = 0.05
 WAIT_MS = 10_000
 
 

@@ -46,6 +46,7 @@ CONSUMER = {
     **COMMON,
     "enable.auto.commit": False,
     "fetch.wait.max.ms": 100,
+    "fetch.min.bytes": 10_000,  # otherwise a fetch for each record, hundreds a second for each consumer
     "fetch.error.backoff.ms": 50,
     "retry.backoff.ms": 50,
     "check.crcs": True,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_fixtures import nodes_of
 from tests.cluster.support_strangers import said_by, stray
 from tests.cluster.test_minority import append, once_each, read
 from tests.support.eventually import eventually
@@ -49,6 +50,12 @@ def continues(nodes: Nodes, filled: Filled) -> None:
     once_each(read(nodes, filled.topic), filled.before, after)
     nodes.wait_in_sync()
     nodes.no_surprises()
+
+
+@pytest.fixture(scope="module")
+def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Three nodes that every test leaves as they were; the last test stops one."""
+    yield from nodes_of(request.config, Nodes(tmp_path_factory.mktemp("cluster")))
 
 
 @pytest.fixture
@@ -127,6 +134,7 @@ def test_a_node_refuses_to_start_with_invalid_peers(tmp_path: Path, peers: list[
 
 @pytest.mark.timeout(180)
 def test_a_node_without_a_majority_logs_the_missing_nodes_and_loses_nothing(nodes: Nodes, filled: Filled) -> None:
+    started = len(nodes.log_text(3))
     nodes.kill(1)
     nodes.kill(2)
 
@@ -134,7 +142,7 @@ def test_a_node_without_a_majority_logs_the_missing_nodes_and_loses_nothing(node
         lines = [line for line in nodes.log_text(3)[since:].splitlines() if "majority_lost" in line]
         return any("node 1" in line and "node 2" in line for line in lines)
 
-    eventually(lambda: names_the_missing(0), 30, "the log names the missing nodes")
+    eventually(lambda: names_the_missing(started), 30, "the log names the missing nodes")
     # A restart of the remaining node changes nothing.
     nodes.kill(3)
     before = len(nodes.log_text(3))

@@ -27,6 +27,8 @@ from chronik.wire.errors import ErrorCode
 pytestmark = pytest.mark.timeout(180)
 Ask: TypeAlias = Callable[..., dict[str, Any]]
 PARTITIONS = 3
+PAUSE_S = 0.05
+"""Between the calls of repeated work: some records each second are load enough, and the nodes share the CPU with it."""
 TAIL_BATCHES = 600
 """More than the recent batches whose positions a log keeps in memory: older ones are read from disk."""
 
@@ -71,7 +73,7 @@ def running(work: Any) -> Iterator[None]:
     def run() -> None:
         while not stop.is_set():
             work()
-            stop.wait(0.01)
+            stop.wait(PAUSE_S)
 
     thread = Thread(target=run, daemon=True)
     thread.start()

@@ -7,14 +7,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_INTERVAL_S = 0.02
+POLL_INTERVAL_S_MAX = 0.25
+LATE_SHARE = 0.05
+"""How late a result may be seen, as a share of the time that the test has waited for it."""
 
 
 def eventually(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
     """Return the first truthy value of `condition`; at the deadline, raise AssertionError with its last value or error.
 
     An AssertionError in `condition` means "not yet", so a condition may consist of asserts (and return True).
+    The longer it takes, the rarer are the checks: they compete for the CPU with the processes that they wait for.
     """
-    deadline = time.monotonic() + timeout_s
+    started = time.monotonic()
+    deadline = started + timeout_s
     while True:
         failure: AssertionError | None = None
         value: T | None = None
@@ -24,7 +29,8 @@ def eventually(condition: Callable[[], T], timeout_s: float = 10.0, what: str = 
             failure = error
         if value and failure is None:
             return value
-        if time.monotonic() >= deadline:
+        now = time.monotonic()
+        if now >= deadline:
             seen = f"last seen: {value!r}" if failure is None else str(failure)
             raise AssertionError(f"not within {timeout_s} s: {what or 'the condition'}; {seen}") from failure
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(min(max(POLL_INTERVAL_S, (now - started) * LATE_SHARE), POLL_INTERVAL_S_MAX))

@@ -29,6 +29,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "java" / "KafkaDriver.java"
 TOOLS = Path(__file__).resolve().parents[3] / ".tools"
 COMPILE_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 2 * READ_TIMEOUT_S
+COMPILER_FLAGS = ("-J-XX:+UseSerialGC", "-J-XX:TieredStopAtLevel=1")
 JVM_FLAGS = (
     "-Xmx256m",
     "-XX:+UseSerialGC",
@@ -56,7 +57,9 @@ class Jvm:
             raise FileNotFoundError(f"the jars of {jars} are not in .tools: make test fetches them")
         class_path = f"{TOOLS / jars}/*:{folder}"
         subprocess.run(
-            ["javac", "-d", str(folder), "-cp", class_path, str(source)], check=True, timeout=COMPILE_TIMEOUT_S
+            ["javac", *COMPILER_FLAGS, "-d", str(folder), "-cp", class_path, str(source)],
+            check=True,
+            timeout=COMPILE_TIMEOUT_S,
         )
         self._log = (folder / "driver.log").open("wb")
         self._process = subprocess.Popen(
