@@ -21,6 +21,7 @@ class ScriptedClient:
     """Fails the calls that `failures` names."""
 
     def __init__(self, **failures: Exception) -> None:
+        self.retries = ""
         self.calls: list[str] = []
         self._failures = failures
 
