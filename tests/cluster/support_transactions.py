@@ -57,7 +57,7 @@ TRANSFORMED_MAX = 50
 
 Outcome = Literal["commit", "abort", "unknown"]
 Answered = Callable[[str, str, int | None, str], None]
-"""Receives value, partition, offset (None if the send failed), and the error."""
+"""Receives value, partition, offset (None if the acknowledgement has none), and the error, empty on success."""
 NewClient = Callable[[], "TransactionalClient"]
 
 
@@ -114,7 +114,7 @@ class ConfluentTransactions:
             where = named(topic, partition)
 
             def delivered(error: KafkaError | None, message: Message, value: str = value, where: str = where) -> None:
-                answered(value, where, message.offset() if error is None else None, str(error))
+                answered(value, where, message.offset(), "" if error is None else str(error))
 
             try:
                 self._producer.produce(
@@ -331,7 +331,7 @@ class RecordedTransactions:
 
     def _answered(self, value: str, where: str, offset: int | None, error: str) -> None:
         at_s = self._recorder.now_s()
-        if offset is None:
+        if error:
             self._recorder.record(SendUnknown(at_s, self._name, value, error))
         else:
             self._recorder.record(SendAcknowledged(at_s, self._name, value, where, offset))
