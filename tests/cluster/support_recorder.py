@@ -213,8 +213,9 @@ class RecordedProducer(RecordedClient):
             self.unanswered -= 1
             at_s = self._recorder.now_s()
             if error is None:
-                offset = number(message.offset())
-                self.ends[where] = offset + 1
+                offset = message.offset()  # None if the broker knew the batch from an earlier attempt
+                if offset is not None:
+                    self.ends[where] = offset + 1
                 self._recorder.record(SendAcknowledged(at_s, self.name, value, where, offset))
             else:
                 self._recorder.record(SendUnknown(at_s, self.name, value, str(error)))

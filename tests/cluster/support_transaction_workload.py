@@ -109,7 +109,11 @@ class TransactionWorkload:
         before = {name: transactions.committed for name, transactions in applications.items()}
 
         def done() -> bool:
-            stuck = [name for name, count in before.items() if applications[name].committed == count]
+            stuck = {
+                name: applications[name].describe()
+                for name, count in before.items()
+                if applications[name].committed == count
+            }
             assert not stuck, f"no further commit by {stuck}; {self._errors()}"
             return True
 

@@ -57,7 +57,7 @@ TRANSFORMED_MAX = 50
 
 Outcome = Literal["commit", "abort", "unknown"]
 Answered = Callable[[str, str, int | None, str], None]
-"""Receives value, partition, offset (None if the send failed), and the error."""
+"""Receives value, partition, offset (None if the acknowledgement has none), and the error, empty on success."""
 NewClient = Callable[[], "TransactionalClient"]
 
 
@@ -71,6 +71,9 @@ class ClientEnded(Exception):
 
 class TransactionalClient(Protocol):
     """A producer with a transactional id. Each call retries as long as the client says that it may."""
+
+    retries: str
+    """Why the current call retries: what a test shows if it does not end."""
 
     def open(self) -> None:
         """Fence earlier producers with this id, and abort or finish their last transaction."""
@@ -89,6 +92,7 @@ class ConfluentTransactions:
     """librdkafka's producer: protocol V1."""
 
     def __init__(self, bootstrap: str, transactional_id: str) -> None:
+        self.retries = ""
         self._producer = Producer(
             {
                 **PRODUCER,
@@ -110,7 +114,7 @@ class ConfluentTransactions:
             where = named(topic, partition)
 
             def delivered(error: KafkaError | None, message: Message, value: str = value, where: str = where) -> None:
-                answered(value, where, message.offset() if error is None else None, str(error))
+                answered(value, where, message.offset(), "" if error is None else str(error))
 
             try:
                 self._producer.produce(
@@ -142,9 +146,9 @@ class ConfluentTransactions:
         except (KafkaException, SystemError) as failure:
             raise ClientEnded(str(failure)) from None
 
-    @staticmethod
-    def _retry(call: Callable[[float], Any]) -> None:
+    def _retry(self, call: Callable[[float], Any]) -> None:
         until_s = time.monotonic() + END_TIMEOUT_S
+        self.retries = ""
         while True:
             try:
                 call(CALL_TIMEOUT_S)
@@ -153,6 +157,7 @@ class ConfluentTransactions:
                 raise ClientEnded(str(failure)) from None
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
+                self.retries = str(error)
                 if not error.retriable() or time.monotonic() > until_s:
                     raise _classified(failure) from None
 
@@ -168,6 +173,7 @@ class JavaTransactions:
     _numbers = itertools.count()
 
     def __init__(self, jvm: Jvm, bootstrap: str, transactional_id: str) -> None:
+        self.retries = ""
         self._jvm = jvm
         settings = {
             "bootstrap.servers": bootstrap,
@@ -205,12 +211,13 @@ class JavaTransactions:
 
     def _retry(self, verb: str) -> None:
         until_s = time.monotonic() + END_TIMEOUT_S
+        self.retries = ""
         while True:
             try:
                 self._jvm.call(verb, self._id)
                 return
             except ClientError as error:
-                text = str(error)
+                text = self.retries = str(error)
                 if "TimeoutException" in text and time.monotonic() <= until_s:
                     continue
                 if verb == "producer-commit" and not any(kind in text for kind in JAVA_FATAL):
@@ -236,6 +243,11 @@ class RecordedTransactions:
         self._new_client = new_client
         self._successor: TransactionalClient | None = None
         self._number = 0
+
+    def describe(self) -> str:
+        """Return why the application may not make progress."""
+        client = self.client
+        return "no producer" if client is None else f"retries after: {client.retries or 'no error'}"
 
     def next_name(self) -> str:
         self._number += 1
@@ -319,7 +331,7 @@ class RecordedTransactions:
 
     def _answered(self, value: str, where: str, offset: int | None, error: str) -> None:
         at_s = self._recorder.now_s()
-        if offset is None:
+        if error:
             self._recorder.record(SendUnknown(at_s, self._name, value, error))
         else:
             self._recorder.record(SendAcknowledged(at_s, self._name, value, where, offset))

@@ -21,6 +21,7 @@ class ScriptedClient:
     """Fails the calls that `failures` names."""
 
     def __init__(self, **failures: Exception) -> None:
+        self.retries = ""
         self.calls: list[str] = []
         self._failures = failures
 
@@ -129,7 +130,7 @@ def test_a_transaction_that_did_not_begin_is_not_recorded() -> None:
     assert application.recorder.operations == []
 
 
-def test_a_send_without_an_offset_has_an_unknown_outcome() -> None:
+def test_a_send_with_an_error_has_an_unknown_outcome() -> None:
     application = Application(ScriptedClient(purged=Exception()))
     application.run(commits=False)
     kinds = [type(operation) for operation in application.recorder.operations]
