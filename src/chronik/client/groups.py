@@ -81,9 +81,7 @@ class Groups:
         except UnsupportedByBroker:
             return classic
 
-    async def committed(self, group: str, *, require_stable: bool = False) -> dict[Partition, int]:
-        """Return the committed offsets. `require_stable` waits for the outcome of transactions that commit offsets."""
-
+    async def committed(self, group: str) -> dict[Partition, int]:
         def read(response: Any) -> dict[Partition, int]:
             offsets_of_group = response.groups[0] if hasattr(response, "groups") else response
             raise_for(offsets_of_group, f"offsets of group {group}")
@@ -95,12 +93,7 @@ class Groups:
                         offsets[topic.name, partition.partition_index] = partition.committed_offset
             return dict(sorted(offsets.items()))
 
-        values = {
-            "group_id": group,
-            "topics": None,
-            "groups": [{"group_id": group, "topics": None}],
-            "require_stable": require_stable,
-        }
+        values = {"group_id": group, "topics": None, "groups": [{"group_id": group, "topics": None}]}
         return await self._cluster.call(ApiKey.OFFSET_FETCH, values, read, group=group, at_most=9)
 
     async def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
