@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from kafka.partitioner.default import murmur2 as reference
+from pyspark import TaskContext
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -30,6 +33,7 @@ from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.sink.delivery import PREFIX, deliver, deliver_once, last_number
 from chronik.pipeline.sink.encoder import BATCH_BYTES, RowEncoder, murmur2
 from chronik.pipeline.sink.options import SinkOptions
+from chronik.pipeline.sink.spark_sink import QUERY_ID, ChronikFormat
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.ranges import RecordRange
 from chronik.pipeline.source.reading import ReadSettings, read_range
@@ -223,3 +227,27 @@ def test_at_least_once_appends_without_a_transaction(shared_node: Node, request:
         deliver(cluster, batches(name, 0, 100))
         assert read(cluster, name, 0) == values(0)
         assert cluster.offsets([(name, 0), (name, 1)], -1) == {(name, 0): 3, (name, 1): 3}  # no markers
+
+
+def test_writers_pass_through_sparks_serializer_and_join_the_tasks_rows_in_order(
+    shared_node: Node, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of a micro-batch without Spark: driver, two tasks, and the process that commits."""
+    through_spark: Any = CPickleSerializer()
+
+    def sent(value: Any) -> Any:
+        return through_spark.loads(through_spark.dumps(value))
+
+    task = SimpleNamespace(partitionId=lambda: 0, getLocalProperty={QUERY_ID: "sink-serialized"}.get)
+    monkeypatch.setattr(TaskContext, "get", lambda: task)
+    with BlockingCluster(shared_node.bootstrap) as cluster:
+        name = unique(cluster, request)
+        sink = ChronikFormat({"kafka.bootstrap.servers": shared_node.bootstrap, "Topic": name})
+        schema = StructType([StructField("value", TEXT), StructField("partition", INT)])
+        for number in (0, 1, 1):
+            writer = sent(sink.streamWriter(schema, overwrite=False))
+            tasks = [arrow(value=[f"v{n}" for n in range(first, first + 3)], partition=[0] * 3) for first in (0, 10)]
+            results = [sent(writer.write(iter([rows]))) for rows in tasks]
+            sink.streamWriter(schema, overwrite=False).commit(results, number)
+        assert read(cluster, name, 0) == values(0, 10, 0, 10)
+        assert topics.committed(shared_node.bootstrap, "chronik-sink-sink-serialized") == {(name, 0): 1}

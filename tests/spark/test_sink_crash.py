@@ -73,12 +73,20 @@ class Driver:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
+    def wait_for_processes(self) -> None:
+        """Wait until no process of this run is left: a JVM outlives its driver by seconds, and may still commit."""
+        eventually(lambda: not self._processes(""), RUN_S_MAX, "the processes of a killed driver have exited")
+
     def _workers(self) -> list[int]:
-        """Return the processes of this run that encode rows or commit micro-batches; they all have Spark's daemons."""
-        found = subprocess.run(
-            ["pgrep", "-g", str(self.process.pid), "-f", "pyspark.daemon"], capture_output=True, text=True
-        )
-        return [int(pid) for pid in found.stdout.split()]
+        """Return the processes of this run that encode rows or commit micro-batches: Spark's daemons start them all."""
+        return self._processes("pyspark.daemon")
+
+    def _processes(self, text: str) -> list[int]:
+        """Return the running processes of the driver's session whose command contains `text`."""
+        command = ["ps", "-s", str(self.process.pid), "-o", "pid=,stat=,args="]
+        listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+        found = [line.split(None, 2) for line in listed]
+        return [int(pid) for pid, state, name in found if not state.startswith("Z") and text in name]
 
 
 @contextmanager
@@ -175,7 +183,8 @@ def test_each_row_is_visible_once_and_no_micro_batch_in_part_despite_kills(
                     else:
                         job.kill(kind)
             code = job.process.wait(RUN_S_MAX)
-            if (job.checkpoint / "metadata").exists() and chance.random() < 0.5:
+            if code != 0 and (job.checkpoint / "metadata").exists() and chance.random() < 0.5:
+                job.wait_for_processes()
                 print(f"run {run}: {check_whole(at, source, target, job.checkpoint)} whole micro-batches")
         if code == 0:
             break
