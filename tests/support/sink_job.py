@@ -13,13 +13,15 @@ from chronik.pipeline.session import spark_session
 TASKS = 5
 
 
-def main(bootstrap: str, source: str, target: str, checkpoint: str, rows_per_batch: str) -> None:
+def main(bootstrap: str, source: str, target: str, checkpoint: str, rows_per_batch: str, until: str) -> None:
+    """Copy until the end of the source, or, if `until` is `killed`, for ever."""
     spark = spark_session("sink", "local[2,4]")
     where = {"kafka.bootstrap.servers": bootstrap}
     reading = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": rows_per_batch}
     rows = spark.readStream.format("chronik").options(**where, **reading, minPartitions=str(TASKS)).load()
     writer = rows.select("key", "value").writeStream.format("chronik").options(**where, topic=target)
-    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    trigger = {"processingTime": "0 seconds"} if until == "killed" else {"availableNow": True}
+    query = writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
     query.awaitTermination()
     spark.stop()
 
