@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +30,11 @@ from tests.support.node import Node
 from tests.support.topics import NOW_MS, numbered
 
 from chronik.client import producer
+from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
 from chronik.client.producer import TransactionalProducer
 from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.sink import delivery
 from chronik.pipeline.sink.delivery import PREFIX, deliver, deliver_once, last_number
 from chronik.pipeline.sink.encoder import BATCH_BYTES, RowEncoder, murmur2
 from chronik.pipeline.sink.options import SinkOptions
@@ -44,6 +49,9 @@ pytestmark = pytest.mark.timeout(180)
 
 TIMEOUT_MS = 60_000
 TOO_LARGE_BYTES = 2_000_000
+MICRO_BATCHES = 12
+LIFE_S_MAX = 0.15
+STALL_S_MAX = 0.05
 
 
 TEXT, BINARY, INT, LONG, DATE = StringType(), BinaryType(), IntegerType(), LongType(), DateType()
@@ -219,6 +227,53 @@ def test_a_failed_micro_batch_leaves_nothing_and_can_be_repeated(
     assert deliver_once(cluster, name, batches(name, 20), TIMEOUT_MS, 0)
     assert read(cluster, name, 0) == values(20)
     assert read(cluster, name, 1) == []
+
+
+@pytest.mark.parametrize("cluster", ["chronik", "chronik, generation 1"], indirect=True)
+def test_each_micro_batch_is_written_once_by_drivers_that_die_or_come_back(
+    cluster: BlockingCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver is cut off at any moment, or stalls and continues beside the next ones."""
+    name, seed = unique(cluster, request), random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+
+    def stalling(step: Any) -> Any:
+        async def stall(*arguments: Any) -> None:
+            await asyncio.sleep(chance.uniform(0, STALL_S_MAX))
+            await step(*arguments)
+
+        return stall
+
+    for step in ("append", "commit_offsets", "commit"):
+        monkeypatch.setattr(TransactionalProducer, step, stalling(getattr(TransactionalProducer, step)))
+
+    async def drive(number: int) -> bool:
+        async with Cluster(parse_bootstrap(cluster.bootstrap)) as own:
+            rows = batches(name, 10 * number, 10 * number)
+            return await delivery._deliver_once(own, PREFIX + name, rows, TIMEOUT_MS, number)
+
+    async def scenario() -> Counter[str]:
+        drivers: list[asyncio.Task[bool]] = []
+        for number in range(MICRO_BATCHES):
+            is_written = False
+            while not is_written:
+                driver = asyncio.create_task(drive(number))
+                drivers.append(driver)
+                fate = chance.choice(("finishes", "dies", "stalls"))
+                await asyncio.wait([driver], timeout=None if fate == "finishes" else chance.uniform(0, LIFE_S_MAX))
+                is_written = driver.done() and driver.exception() is None
+                if fate == "dies":
+                    driver.cancel()
+        outcomes = await asyncio.gather(*drivers, return_exceptions=True)
+        return Counter(
+            type(outcome).__name__ if isinstance(outcome, BaseException) else str(outcome) for outcome in outcomes
+        )
+
+    print(cluster.run(scenario()))
+    assert not deliver_once(cluster, name, batches(name, 0), TIMEOUT_MS, MICRO_BATCHES - 1)
+    for partition in range(2):
+        assert read(cluster, name, partition) == values(*(10 * number for number in range(MICRO_BATCHES)))
 
 
 def test_at_least_once_appends_without_a_transaction(shared_node: Node, request: pytest.FixtureRequest) -> None:
