@@ -42,8 +42,8 @@ def deliver_once(
         return cluster.run(_deliver_once(cluster.cluster, PREFIX + name, batches, timeout_ms, number))
     except _Fenced as error:
         raise PipelineError(
-            f"another run of the query {name} has taken over ({error}), and this micro-batch is not committed here: "
-            "stop one of the two runs"
+            f"another run of the query {name} has taken over, or the transaction took over {timeout_ms} ms ({error}): "
+            "stop one of the two runs, or raise kafka.transaction.timeout.ms"
         ) from None
 
 
@@ -63,7 +63,7 @@ async def _deliver_once(cluster: Cluster, name: str, batches: Batches, timeout_m
             await producer.commit_offsets(name, {(topic, NUMBER_PARTITION): number for topic in topics})
         await producer.commit()
     except (KafkaError, ClientError) as error:
-        # Not if the commit itself failed: then the abort is refused, and the next `begin` completes the commit.
+        # If the coordinator received the commit after all, it refuses the abort, and the next `begin` waits for its end.
         with contextlib.suppress(KafkaError, ClientError):
             await producer.abort()
         if isinstance(error, KafkaError) and error.code in _FENCED:
