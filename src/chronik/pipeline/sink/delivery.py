@@ -63,7 +63,7 @@ async def _deliver_once(cluster: Cluster, name: str, batches: Batches, timeout_m
             await producer.commit_offsets(name, {(topic, NUMBER_PARTITION): number for topic in topics})
         await producer.commit()
     except (KafkaError, ClientError) as error:
-        # If the coordinator received the commit after all, it refuses the abort, and the next `begin` waits for its end.
+        # If the coordinator received the commit after all, it refuses the abort, and the next `begin` awaits it.
         with contextlib.suppress(KafkaError, ClientError):
             await producer.abort()
         if isinstance(error, KafkaError) and error.code in _FENCED:
