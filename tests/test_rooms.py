@@ -46,6 +46,7 @@ NODE_LEVELS: tuple[tuple[str, ...], ...] = (
 PIPELINE_LEVELS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("land", "audit", "stalls", "session"),
+    ("sink",),
     ("source",),
     ("errors",),
 )

@@ -1,5 +1,5 @@
-"""Lets Spark find the source `chronik` by itself: it looks for top-level modules whose names start with pyspark_."""
+"""Lets Spark find the format `chronik` by itself: it looks for top-level modules whose names start with pyspark_."""
 
-from chronik.pipeline.source.spark_source import ChronikSource as DefaultSource
+from chronik.pipeline.sink.spark_sink import ChronikFormat as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -115,6 +116,28 @@ def test_unacknowledged_records_are_counted_but_not_written(tmp_path: Path) -> N
         asyncio.run(fail(ledger))
     assert ledger.failed == 2
     assert entries(tmp_path / "l") == []
+
+
+def test_records_of_a_transaction_are_written_with_its_outcome(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    with Ledger(path) as ledger:
+        committed, aborted, unknown = (ledger.transaction() for _ in range(3))
+        for offset, reports in enumerate((committed, aborted, unknown)):
+            reports.record("t", 0, offset, 2, b"k", b"v")
+            reports.kafka_python(b"k", b"v")(SimpleNamespace(topic="t", partition=0, offset=offset + 10, timestamp=2))
+        aborted.confluent("purged", None)
+        ledger.flush()
+        assert entries(path) == []  # nothing is acknowledged yet
+        committed.commit()
+        aborted.abort()
+    assert [(entry.offset, entry.aborted) for entry in entries(path)] == [
+        (0, False),
+        (10, False),
+        (1, True),
+        (11, True),
+    ]
+    assert b"aborted" not in path.read_bytes().splitlines()[0]
+    assert ledger.failed == 1
 
 
 def test_readers_skip_a_torn_last_line_and_the_next_writer_removes_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from chronik.pipeline.audit.blocks import (
+    ABORTED,
     ACKED,
     BY_POSITION,
     CONTROL,
@@ -246,3 +247,31 @@ def test_records_without_a_timestamp_are_counted() -> None:
     sides.rows = [(*row[:4], NO_TIME, *row[5:]) for row in sides.rows]
     told = look(sides, Bounds(0, 0, 3), [READABLE]).to_json()
     assert (told["readable"], told["buckets"]) == (3, [])
+
+
+def test_records_of_aborted_transactions_are_absent_from_every_side() -> None:
+    """Offsets 5 to 7: two aborted records and their marker, which no read_committed consumer gets."""
+    sides = Sides().batch(READABLE, 0, 5).batch(CONTROL, 5, 8).batch(READABLE, 8, 20).records(ABORTED, [5, 6])
+    seen = [*range(5), *range(8, 20)]
+    for side in (ACKED, DELIVERED, LANDED):
+        sides.records(side, seen)
+    assert look(sides, Bounds(0, 0, 20), ALL).verdict == "complete"
+    landed = look(sides.records(LANDED, [6]), Bounds(0, 0, 20), ALL)
+    assert ranges(landed.partitions[0].unexpected) == [("landed", 6, 6)]
+    delivered = look(sides.records(DELIVERED, [5]), Bounds(0, 0, 20), (READABLE, DELIVERED))
+    assert ranges(delivered.partitions[0].unexpected) == [("delivered", 5, 5)]
+
+
+def test_a_readable_record_of_an_aborted_transaction_is_a_fault() -> None:
+    result = look(clean().records(ABORTED, [3, 4]), Bounds(0, 0, 20), ALL)
+    assert result.verdict == "incomplete"
+    assert ranges(result.partitions[0].unexpected) == [("readable", 3, 4), ("delivered", 3, 4), ("landed", 3, 4)]
+    compacted = look(clean().records(ABORTED, [3, 4]), Bounds(0, 0, 20), ALL, is_compacted=True)
+    assert ranges(compacted.partitions[0].unexpected) == [("readable", 3, 4)]
+
+
+def test_an_aborted_record_beyond_the_last_stable_offset_is_a_fault() -> None:
+    sides = Sides().batch(READABLE, 0, 10).records(LANDED, range(12)).records(ABORTED, [11])
+    block = Block(0, 0, SIZE, sides.columns(), Bounds(0, 0, 10), (READABLE, LANDED))
+    result = summarise("t", {0: Bounds(0, 0, 10)}, (READABLE, LANDED), block.findings(), now={0: (0, 12)})
+    assert ranges(result.partitions[0].unexpected) == [("landed", 11, 11)]

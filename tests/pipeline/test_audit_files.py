@@ -9,7 +9,7 @@ import pytest
 
 from chronik.client.ledger import Ledger
 from chronik.pipeline.audit import files as audit_files
-from chronik.pipeline.audit.blocks import ACKED
+from chronik.pipeline.audit.blocks import ABORTED, ACKED
 from chronik.pipeline.audit.files import TOMBSTONE, file_ranges, read_lines, snapshot
 from chronik.pipeline.errors import PipelineError
 from chronik.wire.checksum import record_checksum
@@ -42,6 +42,16 @@ def test_every_line_is_read_once_and_in_order(ledger: Path, monkeypatch: pytest.
     assert [row["time_ms"] for row in found] == [TIME_MS + n for n in range(500)]
     places = [row["seq"] for row in found]
     assert places == sorted(set(places))
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_lines_of_aborted_transactions_are_a_side_of_their_own(ledger: Path, with_keys: bool) -> None:
+    with Ledger(ledger) as more:
+        transaction = more.transaction()
+        transaction.record("t", 0, 9999, TIME_MS, b"k", b"v")
+        transaction.abort()
+    sides = [row["side"] for row in lines_of(ledger, 1, with_keys=with_keys)]
+    assert sides == [ACKED] * 500 + [ABORTED]
 
 
 def test_a_torn_last_line_is_skipped_and_reported(ledger: Path) -> None:

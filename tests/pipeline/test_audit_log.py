@@ -11,10 +11,13 @@ import pytest
 from confluent_kafka import Producer
 from tests.support import topics
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.eventually import eventually
 from tests.support.node import Node
 from tests.support.topics import NOW_MS, numbered
 
+from chronik.client.cluster import Cluster
 from chronik.client.node_http import get_blocking
+from chronik.client.producer import TransactionalProducer
 from chronik.pipeline.audit import log as audit_log
 from chronik.pipeline.audit.blocks import CONTROL, NO_CHECKSUM, READABLE
 from chronik.pipeline.audit.cluster import http_nodes
@@ -22,6 +25,7 @@ from chronik.pipeline.audit.job import AuditPlan, AuditRequest, _log_tasks, prep
 from chronik.pipeline.audit.log import read_log
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.wire.batch import encode_batch
 from chronik.wire.checksum import record_checksum
 from chronik.wire.compression import LZ4
 
@@ -141,6 +145,29 @@ def test_a_start_time_excludes_older_records(shared_node: Node) -> None:
     assert plan.bounds[1].begin == plan.bounds[1].end == 0
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("log", ["headers", "fetch", "records"])
+def test_aborted_and_open_transactions_are_not_readable(shared_node: Node, log: str, parts: int) -> None:
+    at, name = shared_node.bootstrap, f"audit-aborted-{log}-{parts}"
+    topics.create(at, name, 1)
+
+    async def write(cluster: Cluster) -> None:
+        transaction = TransactionalProducer(cluster, name)
+        for ends in (transaction.commit, transaction.abort, transaction.commit, None):
+            await transaction.begin()
+            await transaction.append({(name, 0): [encode_batch(numbered(3)), encode_batch(numbered(1))]})
+            if ends is not None:
+                await ends()
+
+    with BlockingCluster(at) as cluster:
+        cluster.run(write(cluster.cluster))
+    plan = prepare(AuditRequest(at, name, log=log))
+    assert plan.bounds[0].end == 15  # three transactions of four records, with their markers
+    found = rows(plan, parts)
+    assert offsets(found) == [(0, offset) for offset in (*range(4), *range(10, 14))]
+    assert offsets(found, CONTROL) == [(0, offset) for offset in (*range(4, 10), 14)]
+
+
 @pytest.mark.parametrize("log", ["auto", "records"])
 def test_the_audit_recognises_control_batches_of_apache_kafka(apache_kafka: ApacheKafka, log: str) -> None:
     at, name = apache_kafka.bootstrap, f"audit-control-{log}"
@@ -152,6 +179,7 @@ def test_the_audit_recognises_control_batches_of_apache_kafka(apache_kafka: Apac
         for number in range(count):
             producer.produce(name, b"v%d" % number)
         producer.commit_transaction(30)
+    eventually(lambda: prepare(AuditRequest(at, name)).bounds[0].end == 7, 30, "the last marker is written")
     plan = prepare(AuditRequest(at, name, log=log))
     assert plan.how == ("fetch" if log == "auto" else "records")
     found = rows(plan)

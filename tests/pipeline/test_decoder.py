@@ -16,13 +16,12 @@ from chronik.pipeline.source.columns import Chunk, arrow_schema
 from chronik.pipeline.source.decoder import ArrowDecoder, PythonChunk
 from chronik.pipeline.source.numba_chunk import NumbaChunk
 from chronik.pipeline.source.ranges import RecordRange
-from chronik.wire.batch import HEADER_BYTES, encode_batch
+from chronik.wire.batch import HEADER_BYTES, encode_batch, encode_marker, stamp
 from chronik.wire.compression import CODECS
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.records import NewRecord
 
 NOW_MS = 1_700_000_000_000
-ABORT_KEY, COMMIT_KEY = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
 
 # Some are longer than a chunk, so that rows are cut between and before them.
 some_bytes = st.none() | st.binary(max_size=20) | st.integers(60, 300).map(lambda size: b"x" * size)
@@ -163,33 +162,79 @@ def test_a_timestamp_beyond_the_range_of_tables_is_null() -> None:
 
 
 def test_the_decoder_skips_control_batches() -> None:
-    marker = encode_batch([(COMMIT_KEY, b"", (), NOW_MS)], base_offset=2, is_control=True, is_transactional=True)
-    raw = encode_batch(numbered(2)) + marker + encode_batch(numbered(2), base_offset=3)
+    control = marker(7, 2, True)
+    raw = encode_batch(numbered(2)) + control + encode_batch(numbered(2), base_offset=3)
     assert offsets(raw) == [0, 1, 3, 4]
     decoder = ArrowDecoder(RecordRange("orders", 3, 2, 3))
-    assert list(decoder.feed(memoryview(marker))) == []
+    assert list(decoder.feed(memoryview(control))) == []
     assert decoder.is_done
 
 
+def transactional(producer_id: int, base_offset: int) -> bytes:
+    return encode_batch(
+        numbered(2), base_offset=base_offset, producer_id=producer_id, producer_epoch=0, is_transactional=True
+    )
+
+
+def marker(producer_id: int, base_offset: int, is_commit: bool) -> bytes:
+    batch = bytearray(encode_marker(producer_id, 0, is_commit, 0, NOW_MS))
+    stamp(batch, 0, base_offset, 0)
+    return bytes(batch)
+
+
 def test_the_decoder_skips_records_of_aborted_transactions() -> None:
-    def written(producer_id: int, base_offset: int) -> bytes:
-        return encode_batch(
-            numbered(2), base_offset=base_offset, producer_id=producer_id, producer_epoch=0, is_transactional=True
-        )
-
-    def marker(producer_id: int, base_offset: int, key: bytes) -> bytes:
-        return encode_batch(
-            [(key, b"", (), NOW_MS)],
-            base_offset=base_offset,
-            producer_id=producer_id,
-            producer_epoch=0,
-            is_transactional=True,
-            is_control=True,
-        )
-
-    raw = written(7, 0) + written(8, 2) + marker(7, 4, ABORT_KEY) + marker(8, 5, COMMIT_KEY) + written(7, 6)
+    ends = marker(7, 4, False) + marker(8, 5, True)
+    raw = transactional(7, 0) + transactional(8, 2) + ends + transactional(7, 6)
     assert offsets(raw, aborted=[(7, 0)]) == [2, 3, 6, 7]
     assert offsets(raw) == [0, 1, 2, 3, 6, 7]
+
+
+@settings(max_examples=200)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["write", "write", "commit", "abort"])), max_size=25),
+    data=st.data(),
+)
+def test_both_decoders_return_committed_records_only(steps: list[tuple[int, str]], data: st.DataObject) -> None:
+    """Interleaved transactions, read from any offset, with any cut between two responses."""
+    log: list[bytes] = []
+    starts: list[int] = []
+    at, visible = 0, set[int]()
+    first_of: dict[int, int] = {}
+    written: dict[int, list[int]] = {}
+    aborted: list[tuple[int, int, int]] = []
+    steps = [*steps, *((producer, "commit") for producer in range(3))]
+    for producer, step in steps:
+        if step != "write" and producer not in first_of:
+            continue
+        starts.append(at)
+        if step == "write":
+            first_of.setdefault(producer, at)
+            written.setdefault(producer, []).extend((at, at + 1))
+            log.append(transactional(producer, at))
+            at += 2
+            continue
+        log.append(marker(producer, at, step == "commit"))
+        if step == "commit":
+            visible |= set(written.pop(producer))
+        else:
+            del written[producer]
+            aborted.append((producer, first_of[producer], at))
+        del first_of[producer]
+        at += 1
+    if not log:
+        return
+    begin, cut = data.draw(st.integers(0, len(log) - 1)), data.draw(st.integers(0, len(log)))
+    for chunk in (NumbaChunk, PythonChunk):
+        decoder = ArrowDecoder(RecordRange("orders", 3, starts[begin], at), chunk=chunk)
+        made: list[Any] = []
+        for part in (range(begin, max(begin, cut)), range(max(begin, cut), len(log))):
+            if part:
+                end = starts[part.stop] if part.stop < len(log) else at
+                listed = [(who, low) for who, low, high in aborted if low < end and high >= starts[part.start]]
+                made += decoder.feed(memoryview(b"".join(log[part.start : part.stop])), listed[::-1])
+        made += decoder.finish()
+        found = [offset for batch in made for offset in batch.column("offset").to_pylist()]
+        assert found == sorted(offset for offset in visible if offset >= starts[begin])
 
 
 def test_a_range_may_start_and_end_inside_a_batch() -> None:

@@ -13,6 +13,7 @@ from tests.support.node import Node
 from tests.support.ports import free_ports
 from tests.support.topics import NOW_MS, numbered
 
+from chronik.client.producer import TransactionalProducer
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.options import SourceOptions
@@ -20,6 +21,7 @@ from chronik.pipeline.source.planner import Planner, Position
 from chronik.pipeline.source.ranges import RecordRange
 from chronik.pipeline.source.reading import ReadSettings, read_range
 from chronik.pipeline.source.spark_source import GroupCommitter
+from chronik.wire.batch import encode_batch
 from chronik.wire.compression import ZSTD
 
 
@@ -137,6 +139,25 @@ def test_an_added_partition_is_read_from_its_first_record(shared_node: Node, sou
     topics.append(at, name, 1, numbered(5))
     following = stream.step(position)
     assert stream.read(position, following) == offsets(name, 1, 0, 5)
+
+
+def test_a_position_inside_an_open_transaction_waits_for_its_end(shared_node: Node, source: Any) -> None:
+    """A query continues with read_committed where it read uncommitted records before."""
+    name, committed = "reading-open", {"kafka.isolation.level": "read_committed"}
+    topics.create(shared_node.bootstrap, name, 1)
+    before = source(streaming=True, subscribe=name, startingOffsets="earliest")
+    transaction = TransactionalProducer(before.cluster.cluster, name)
+    before.cluster.run(transaction.begin())
+    before.cluster.run(transaction.append({(name, 0): [encode_batch(numbered(3))]}))
+    position = before.planner.latest()
+    assert position.offsets == {(name, 0): 3}
+    after = source(streaming=True, subscribe=name, **committed)
+    assert after.planner.latest().offsets == {(name, 0): 0}
+    assert after.step(position) == position
+    before.cluster.run(transaction.commit())
+    before.cluster.run(transaction.begin())
+    assert after.step(position).offsets == {(name, 0): 4}
+    assert after.warnings == []
 
 
 def test_records_deleted_by_retention_are_an_error_or_a_gap(shared_node: Node, source: Any) -> None:

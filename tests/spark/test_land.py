@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
 from tests.support import topics
 from tests.support.eventually import eventually
 from tests.support.landing import landed, sql
 from tests.support.node import Node
 from tests.support.topics import numbered
 
+from chronik.client.ledger import Ledger
+from chronik.pipeline.audit.job import AuditRequest, prepare
+from chronik.pipeline.audit.job import run as audit
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.schema import parse_schema
 from chronik.pipeline.land.topic_landing import ROWS_PER_BATCH_SETTING, LandSettings, TopicLanding, topic_ids
+from chronik.pipeline.source.blocking import BlockingCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,3 +154,50 @@ def test_the_checkpoint_of_another_job_is_rejected(spark: SparkSession, shared_n
     topics.append(at, "land-one", 0, numbered(5))
     with pytest.raises(PipelineError, match="the checkpoint is at batch 1, and the table"):
         run(landing(spark, shared_node, "land-one", tmp_path))
+
+
+def test_records_of_aborted_and_open_transactions_do_not_land(
+    spark: SparkSession, shared_node: Node, tmp_path: Path
+) -> None:
+    at, name = shared_node.bootstrap, "land-transactions"
+    topics.create(at, name, 1)
+    producer = Producer({"bootstrap.servers": at, "transactional.id": name})
+    producer.init_transactions(30)
+    with Ledger(tmp_path / "acked.jsonl") as ledger:
+
+        def write(outcome: str) -> None:
+            reports = ledger.transaction()
+            producer.begin_transaction()
+            for number in range(3):
+                producer.produce(name, b"%s %d" % (outcome.encode(), number), b"k", on_delivery=reports.confluent)
+            producer.flush(30)
+            if outcome == "committed":
+                producer.commit_transaction(30)
+                reports.commit()
+            elif outcome == "aborted":
+                producer.abort_transaction(30)
+                reports.abort()
+
+        for outcome in ("committed", "aborted", "committed", "open"):
+            write(outcome)
+        tables = tmp_path / "tables"
+        run(landing(spark, shared_node, name, tables))
+        first = [(0, offset) for offset in (0, 1, 2, 8, 9, 10)]
+        assert landed(tables / name) == first
+        producer.abort_transaction(30)
+        write("committed")
+    with BlockingCluster(at) as cluster:
+        end = partial(cluster.offsets, [(name, 0)], -1, committed_only=True)
+        eventually(lambda: end() == {(name, 0): 20}, RUN_S_MAX, "the last marker is written")
+    run(landing(spark, shared_node, name, tables))
+    assert landed(tables / name) == [*first, (0, 16), (0, 17), (0, 18)]
+    request = AuditRequest(at, name, ledger=str(tmp_path / "acked.jsonl"), table=str(tables))
+    result = audit(spark, prepare(request)).to_json()
+    assert (result["verdict"], result["acked"], result["readable"], result["landed"]) == ("complete", 9, 9, 9)
+    # A producer that has aborted what the log presents as committed.
+    with Ledger(tmp_path / "acked.jsonl") as ledger:
+        reports = ledger.transaction()
+        reports.record(name, 0, 17, topics.NOW_MS, b"k", b"committed 1")
+        reports.abort()
+    found = audit(spark, prepare(request)).to_json()["partitions"][0]["unexpected_ranges"]
+    assert [(each["side"], each["first"]) for each in found] == [("readable", 17), ("landed", 17)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tests.support.eventually import eventually
+
 from chronik.client.batches import Batches
 from chronik.client.cluster import Deadline
 from chronik.client.groups import Groups
@@ -13,6 +15,7 @@ from chronik.wire.api import ApiKey
 from chronik.wire.batch import encode_batch
 from chronik.wire.records import NewRecord
 
+KNOWN_S_MAX = 30.0
 NOW_MS = 1_700_000_000_000
 FOREVER = {"retention.ms": "-1"}
 """The fixed timestamp is long ago: a node that runs for some minutes would delete such records as expired."""
@@ -26,7 +29,8 @@ def numbered(count: int, first: int = 0) -> list[NewRecord]:
 def create(bootstrap: str, topic: str, partitions: int = 1) -> None:
     with BlockingCluster(bootstrap) as cluster:
         cluster.run(Topics(cluster.cluster).create(topic, partitions, 1, FOREVER))
-        # Only leaders answer this, and Apache Kafka elects them some time after it has created the topic.
+        # Apache Kafka knows a topic and elects its leaders some time after it has created it. Leaders list offsets.
+        eventually(lambda: cluster.topics([topic]), KNOWN_S_MAX, f"topic {topic} is known")
         cluster.offsets([(topic, partition) for partition in range(partitions)], -1)
 
 

@@ -49,6 +49,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, client_id: str, limits: ConnectionLimits) -> None:
         self.name = name
+        self.features: dict[str, int] = {}
+        """The levels of the features that the cluster has finalized (KIP-584)."""
         self._loop = loop
         self._client_id = client_id
         self._limits = limits
@@ -293,6 +295,8 @@ class Connection(asyncio.BufferedProtocol):
             except MalformedRequest as error:
                 raise BadResponse(f"{self.name} does not speak Kafka: {error}") from None
             self._versions = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
+            finalized = getattr(response, "finalized_features", ())
+            self.features = {feature.name: feature.max_version_level for feature in finalized}
             return
 
 

@@ -2,18 +2,21 @@
 
     {"topic": str, "partition": int, "offset": int, "key": base64 or null, "timestamp_ms": int, "checksum": int}
 
-`checksum` is `wire.checksum.record_checksum`. Only the last line may be torn, without a newline; readers and writers
-that continue a ledger discard it. A killed process leaves out records that it had not written yet. That is the safe
-direction: a ledger never lists a record that was not acknowledged.
+`checksum` is `wire.checksum.record_checksum`. The records of a transaction are acknowledged when it commits. Those of
+an aborted transaction have `"aborted": true`: no read_committed consumer may see them. Only the last line may be torn,
+without a newline; readers and writers that continue a ledger discard it. A killed process leaves out records that it
+had not written yet. That is the safe direction: a ledger never lists a record that was not acknowledged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ class LedgerError(Exception):
     """The ledger cannot be written: later records would be missing."""
 
 
-class Entry(msgspec.Struct, gc=False):
+class Entry(msgspec.Struct, gc=False, omit_defaults=True):
     """One line of a ledger or receipt file; msgspec encodes the key as base64."""
 
     topic: str
@@ -43,51 +46,24 @@ class Entry(msgspec.Struct, gc=False):
     key: bytes | None
     timestamp_ms: int
     checksum: int
+    aborted: bool = False
 
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class Ledger:
-    """A file of acknowledged records, written from a producer's delivery reports. Thread-safe; close it when done.
+class DeliveryReports(ABC):
+    """Callbacks for producers. They record each acknowledged record; the caller that exceeds a limit writes them."""
 
-        ledger = chronik.Ledger("acked.jsonl")
-        producer.produce(topic, value, key, on_delivery=ledger.confluent)            # confluent-kafka
-        producer.send(topic, value, key).add_callback(ledger.kafka_python(key, value))
-        (await producer.send(topic, value, key)).add_done_callback(ledger.aiokafka(key, value))
-
-    Key and value are the bytes that are sent, after any serializer. Memory is bounded: at most a few thousand lines are
-    buffered, for a fraction of a second, without the values.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, append: bool = True) -> None:
-        """Continue the ledger at this path, or start an empty one."""
-        self.path = Path(path)
+    def __init__(self, pending: MutableSequence[Entry], pending_max: int) -> None:
         self.failed = 0
         """The number of reports for records that were not acknowledged."""
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | (0 if append else os.O_TRUNC), 0o644)
-        size = os.lseek(self._file, 0, os.SEEK_END)
-        whole = whole_lines_bytes(self._file, size)
-        if whole < size:
-            os.ftruncate(self._file, whole)
-            os.lseek(self._file, whole, os.SEEK_SET)
-        # Any thread appends; removal needs the lock. Both ends of a deque are atomic.
-        self._pending: deque[Entry] = deque()
-        self._append = self._pending.append
-        self._pending_max = PENDING_RECORDS_MAX
-        self._lock = threading.Lock()
-        self._fault: OSError | None = None
-        self._closing = threading.Event()
-        self._flusher = threading.Thread(target=self._flush_periodically, name="chronik-ledger", daemon=True)
-        self._flusher.start()
+        self._pending = pending
+        self._append = pending.append
+        self._pending_max = pending_max
 
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Delivery reports.
+    @abstractmethod
+    def flush(self) -> None: ...
 
     def confluent(self, error: object, message: Any) -> None:
         """Callback for `on_delivery` of confluent-kafka; accepts consumed messages too.
@@ -137,7 +113,61 @@ class Ledger:
         if len(self._pending) >= self._pending_max:
             self.flush()
 
-    # File.
+
+class Ledger(DeliveryReports):
+    """A file of acknowledged records, written from a producer's delivery reports. Thread-safe; close it when done.
+
+        ledger = chronik.Ledger("acked.jsonl")
+        producer.produce(topic, value, key, on_delivery=ledger.confluent)            # confluent-kafka
+        producer.send(topic, value, key).add_callback(ledger.kafka_python(key, value))
+        (await producer.send(topic, value, key)).add_done_callback(ledger.aiokafka(key, value))
+
+    Records of a transaction are acknowledged when it is committed:
+
+        reports = ledger.transaction()
+        producer.produce(topic, value, key, on_delivery=reports.confluent)
+        producer.commit_transaction()
+        reports.commit()  # or reports.abort(), after producer.abort_transaction()
+
+    Key and value are the bytes that are sent, after any serializer. Memory is bounded: at most a few thousand lines are
+    buffered, for a fraction of a second, without the values. A transaction's lines are buffered until it ends.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, append: bool = True) -> None:
+        """Continue the ledger at this path, or start an empty one."""
+        self.path = Path(path)
+        # Any thread appends; removal needs the lock. Both ends of a deque are atomic.
+        lines: deque[Entry] = deque()
+        super().__init__(lines, PENDING_RECORDS_MAX)
+        self._lines = lines
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | (0 if append else os.O_TRUNC), 0o644)
+        size = os.lseek(self._file, 0, os.SEEK_END)
+        whole = whole_lines_bytes(self._file, size)
+        if whole < size:
+            os.ftruncate(self._file, whole)
+            os.lseek(self._file, whole, os.SEEK_SET)
+        self._lock = threading.Lock()
+        self._fault: OSError | None = None
+        self._closing = threading.Event()
+        self._flusher = threading.Thread(target=self._flush_periodically, name="chronik-ledger", daemon=True)
+        self._flusher.start()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def transaction(self) -> TransactionReports:
+        """Return the callbacks for the records of one transaction."""
+        return TransactionReports(self)
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Record the entries of a transaction. Raises LedgerError if earlier lines could not be written."""
+        for entry in entries:
+            self._append(entry)
+        if len(self._lines) >= self._pending_max:
+            self.flush()
 
     def flush(self) -> None:
         """Write all lines so far to the operating system: they survive a crash of this process."""
@@ -166,11 +196,11 @@ class Ledger:
     def _write_pending(self) -> None:
         """Write the buffered lines; requires the lock. After a write error, drop later lines: they follow a gap."""
         if self._fault is not None:
-            self._pending.clear()
-        if not self._pending:
+            self._lines.clear()
+        if not self._lines:
             return
-        take = self._pending.popleft
-        text = _encode_lines([take() for _ in range(len(self._pending))])
+        take = self._lines.popleft
+        text = _encode_lines([take() for _ in range(len(self._lines))])
         try:
             left = memoryview(text)
             while left:
@@ -180,12 +210,39 @@ class Ledger:
             self._pending_max = 0  # so that the next report flushes and raises
 
 
+class TransactionReports(DeliveryReports):
+    """The records of one transaction, buffered until its outcome is known. Without an outcome, they are left out."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._entries: list[Entry] = []
+        super().__init__(self._entries, sys.maxsize)
+        self._ledger = ledger
+
+    def commit(self) -> None:
+        """Record the transaction as committed. Call this after the producer's commit has succeeded."""
+        self._end()
+
+    def abort(self) -> None:
+        """Record the transaction as aborted. Call this after the producer's abort has succeeded."""
+        for entry in self._entries:
+            entry.aborted = True
+        self._end()
+
+    def flush(self) -> None:
+        """Write nothing: the outcome of the transaction is not known."""
+
+    def _end(self) -> None:
+        self._ledger.failed += self.failed
+        self._ledger.extend(self._entries)
+        self._entries.clear()
+
+
 # One object for each pending record, which the garbage collector does not track; a closure would be seven objects that
 # it does track.
 
 
 class _Confluent(msgspec.Struct, gc=False):
-    ledger: Ledger
+    ledger: DeliveryReports
     headers: Headers
 
     def __call__(self, error: object, message: Any) -> None:
@@ -208,7 +265,7 @@ class _KafkaPython(msgspec.Struct, gc=False):
 
 
 class _Aiokafka(msgspec.Struct, gc=False):
-    ledger: Ledger
+    ledger: DeliveryReports
     key: bytes | None
     value: bytes | None
     headers: Headers

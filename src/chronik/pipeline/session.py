@@ -1,4 +1,4 @@
-"""Spark sessions: start one for our jobs, and register the source `chronik` in any session.
+"""Spark sessions: start one for our jobs, and register the format `chronik` in any session.
 
 A session for our jobs is quick to start on one machine, and has no overrides on a cluster.
 """
@@ -99,11 +99,12 @@ _registered: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source, and commit its queries' offsets to their groups at once. Repeated calls do nothing."""
-    from chronik.pipeline.source.spark_source import ChronikSource, GroupCommitter
+    """Register the format, and commit its queries' offsets to their groups at once. Repeated calls do nothing."""
+    from chronik.pipeline.sink.spark_sink import ChronikFormat
+    from chronik.pipeline.source.spark_source import GroupCommitter
 
     if spark not in _registered:
-        spark.dataSource.register(ChronikSource)
+        spark.dataSource.register(ChronikFormat)
         spark.streams.addListener(GroupCommitter())
         _registered.add(spark)
 

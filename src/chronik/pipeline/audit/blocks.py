@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ACKED, READABLE, DELIVERED, LANDED, CONTROL, MARK = range(6)
-"""The side of a row. CONTROL: offsets without records. MARK: not data, but makes sure that its block is examined."""
+ACKED, READABLE, DELIVERED, LANDED, CONTROL, MARK, ABORTED = range(7)
+"""The side of a row. CONTROL: offsets without visible records. MARK: not data, but makes sure that its block is
+examined. ABORTED: the producer has aborted the transaction of these records, so no side may have them.
+"""
 SIDES = ("acked", "readable", "delivered", "landed")
 
 BY_POSITION = 1
@@ -111,6 +113,7 @@ class Block:
         self.ahead = offsets >= bounds.end
         self.rows = {side: rows.of(side) for side in given}
         self.control = self._cover(rows.of(CONTROL)) > 0
+        self.aborted = (self._cover(rows.of(ABORTED)) > 0) & self.audited
         self.copies = {side: self._cover(self.rows[side]) * self.audited for side in given}
         self.copies[READABLE] *= self.in_log
         self.has = {side: copies > 0 for side, copies in self.copies.items()}
@@ -156,12 +159,14 @@ class Block:
             yield from self._ranges("gap", side, missing[side] & ~self.ahead)
             yield from self._ranges("gap-ahead", side, missing[side] & self.ahead)
             yield from self._ranges("duplicate", side, self.copies[side] > 1, self.copies[side] - 1)
+        yield from self._ranges("unexpected", READABLE, self.has[READABLE] & self.aborted)
         for side in self.downstream if not self.is_compacted else ():
-            unknown = self.has[side] & ~self.has[READABLE] & ~self.expired
+            unknown = self.has[side] & (~self.has[READABLE] | self.aborted) & ~self.expired
             if ACKED in self.given:
                 unknown &= ~missing[READABLE]  # that is a gap of the log
-            yield from self._ranges("unexpected", side, unknown & ~self.ahead)
-            yield from self._ranges("unexpected-ahead", side, unknown & self.ahead)
+            too_early = self.ahead & ~self.aborted
+            yield from self._ranges("unexpected", side, unknown & ~too_early)
+            yield from self._ranges("unexpected-ahead", side, unknown & too_early)
         if ACKED in self.given:
             yield from self._one("expired", ACKED, self._total(self.has[ACKED] & self.expired))
             yield from self._one("unacknowledged", READABLE, self._total(self.has[READABLE] & ~self.has[ACKED]))
@@ -179,7 +184,7 @@ class Block:
             lost = lost | (self.has[ACKED] & ~self.has[READABLE] & ~self.expired)
         missing[READABLE] = lost
         for side in self.downstream:
-            missing[side] = self.has[READABLE] & ~self.has[side]
+            missing[side] = self.has[READABLE] & ~self.has[side] & ~self.aborted
         return missing
 
     def _counts(self, side: int) -> Iterator[Finding]:

@@ -24,10 +24,15 @@ def partitions_of(cluster: BlockingCluster, topic: str) -> tuple[list[int], str]
     return [partition.partition for partition in layout.partitions], topic_id(layout)
 
 
-def log_bounds(cluster: BlockingCluster, topic: str, partitions: list[int]) -> dict[int, tuple[int, int]]:
-    """Return the start and end of each log. Read the end first: what is below it is readable, unless it expires."""
+def log_bounds(
+    cluster: BlockingCluster, topic: str, partitions: list[int], *, committed_only: bool = False
+) -> dict[int, tuple[int, int]]:
+    """Return the start and end of each log. Read the end first: what is below it is readable, unless it expires.
+
+    With `committed_only`, the end is the last stable offset.
+    """
     names = [(topic, partition) for partition in partitions]
-    ends = cluster.offsets(names, LATEST)
+    ends = cluster.offsets(names, LATEST, committed_only=committed_only)
     starts = cluster.offsets(names, EARLIEST)
     return {name[1]: (min(starts[name], ends[name]), ends[name]) for name in names}
 

@@ -21,7 +21,7 @@ import pyarrow.compute
 import pyarrow.json
 
 from chronik.client.ledger import Entry, whole_lines_bytes
-from chronik.pipeline.audit.blocks import NO_TIME
+from chronik.pipeline.audit.blocks import ABORTED, NO_TIME
 from chronik.pipeline.audit.checksum import checksums
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, rows_table
 from chronik.pipeline.errors import PipelineError
@@ -32,7 +32,9 @@ TOMBSTONE = 2
 """Row flag: a record without a value, which compaction removes in the end."""
 
 _NUMBERS = ("partition", "offset", "timestamp_ms", "checksum")
-_SCHEMA = pa.schema({"topic": pa.string(), "key": pa.string(), **dict.fromkeys(_NUMBERS, pa.int64())})
+_SCHEMA = pa.schema(
+    {"topic": pa.string(), "key": pa.string(), "aborted": pa.bool_(), **dict.fromkeys(_NUMBERS, pa.int64())}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,9 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
         raise PipelineError(f"{task.name} names a negative offset of {task.topic}: no broker acknowledges one")
     times = table.column("timestamp_ms").to_numpy()
     sums = table.column("checksum").to_numpy()
+    aborted = table.column("aborted").fill_null(False).to_numpy()
     rows = rows_table(
-        task.side,
+        np.where(aborted, ABORTED, task.side),
         table.column("partition").to_numpy(),
         offsets,
         offsets + 1,

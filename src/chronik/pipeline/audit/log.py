@@ -5,12 +5,15 @@ There are three methods:
   does not show its offsets, so such a batch is fetched.
 - `fetch`: the same headers from fetched batches, for any Kafka cluster.
 - `records`: fetched and decoded records, with each record's checksum, and its key if keys are requested.
+
+Readable is what a read_committed consumer gets. Headers do not show which transactions were aborted, so headers of
+transactional batches are fetched, with the list of aborted transactions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
@@ -23,10 +26,11 @@ from chronik.pipeline.audit.blocks import CONTROL, READABLE
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, record_rows, rows_table
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
-from chronik.pipeline.source.decoder import ArrowDecoder, whole_batches
+from chronik.pipeline.source.decoder import AbortedTransactions, ArrowDecoder, whole_batches
 from chronik.pipeline.source.ranges import RecordRange
 from chronik.pipeline.source.reading import LogShortened, PartitionFetches
 from chronik.wire.errors import KafkaError
+from chronik.wire.fetch import FetchPartitionResponse
 
 HEADERS, FETCH, RECORDS = "headers", "fetch", "records"
 PAGE_BATCHES = 5_000
@@ -65,6 +69,8 @@ class _Batch(msgspec.Struct, gc=False):
     count: int
     base_timestamp_ms: int
     is_control: bool
+    """Whether no consumer gets its records: a marker, or a batch of an aborted transaction."""
+    is_transactional: bool
 
 
 def _from_batches(task: LogRange, batches: Sequence[_Batch], begin: int) -> Iterator[Any]:
@@ -105,8 +111,12 @@ def _from_headers(task: LogRange) -> Iterator[Any]:
     while offset is not None and offset < requested.stop:
         page = _page(task, offset)
         batches = [batch for batch in page.batches if batch.base_offset < requested.stop]
-        yield from _from_batches(task, batches, offset)
         next_offset = max([offset, *(batch.last_offset + 1 for batch in batches)])
+        if any(batch.is_transactional and not batch.is_control for batch in batches):
+            inside = requested._replace(start=offset, stop=min(next_offset, requested.stop))
+            yield from _from_fetches(replace(task, requested=inside, how=FETCH))
+        else:
+            yield from _from_batches(task, batches, offset)
         offset = page.next
         if offset is None and page.high_watermark < requested.stop and next_offset < requested.stop:
             # A new leader may take a moment to learn the high watermark that the audit saw at its start.
@@ -140,9 +150,10 @@ def _from_fetches(task: LogRange) -> Iterator[Any]:
     requested = task.requested
     with BlockingCluster(task.bootstrap) as cluster:
         decoder = ArrowDecoder(requested, with_headers=True) if task.how == RECORDS else None
-        for response in PartitionFetches(cluster, requested, task.topic_id).responses():
+        aborted = AbortedTransactions()
+        for response in PartitionFetches(cluster, requested, task.topic_id, committed_only=True).responses():
             if not isinstance(response, LogShortened):
-                yield from _fetched(task, memoryview(response.records), decoder)
+                yield from _fetched(task, response, decoder, aborted)
             elif response.resume_at is not None and decoder is not None:
                 # Retention continues during an audit. The log start read at the end accounts for what it removed.
                 for batch in decoder.finish():
@@ -153,17 +164,23 @@ def _from_fetches(task: LogRange) -> Iterator[Any]:
                 yield _records(task, batch)
 
 
-def _fetched(task: LogRange, records: memoryview, decoder: ArrowDecoder | None) -> Iterator[Any]:
+def _fetched(
+    task: LogRange, response: FetchPartitionResponse, decoder: ArrowDecoder | None, aborted: AbortedTransactions
+) -> Iterator[Any]:
+    records, listed = memoryview(response.records), response.aborted_transactions or ()
     if decoder is not None:
-        for batch in decoder.feed(records):
-            yield _records(task, batch)
-    batches = [
-        _Batch(header.base_offset, header.last_offset, header.record_count, header.base_timestamp, header.is_control)
-        for _, header in whole_batches(records)
-        if decoder is None or header.is_control
-    ]
-    if not task.with_keys:
-        yield from _from_batches(task, batches, task.requested.start)
+        for rows in decoder.feed(records, listed):
+            yield _records(task, rows)
+    if task.with_keys:
+        return
+    aborted.expect(listed)
+    batches: list[_Batch] = []
+    for start, header in whole_batches(records):
+        is_control = aborted.cover(header, records, start) or header.is_control
+        if decoder is None or is_control:
+            place = header.base_offset, header.last_offset, header.record_count, header.base_timestamp
+            batches.append(_Batch(*place, is_control, header.is_transactional))
+    yield from _from_batches(task, batches, task.requested.start)
 
 
 def _records(task: LogRange, batch: Any) -> Any:

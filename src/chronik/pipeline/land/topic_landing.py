@@ -1,7 +1,8 @@
 """Land topics in Delta tables exactly once: one streaming query, one checkpoint and one table per topic.
 
-The executors write Parquet (`task`), the driver commits to the table (`delta`). Afterwards, the driver commits the
-landed offsets to a consumer group, so that lag tools see the job. The job never resumes from the group's offsets.
+The executors write Parquet (`task`), the driver commits to the table (`delta`). Records of aborted transactions do not
+land, and those of an open transaction land when it is committed. Afterwards, the driver commits the landed offsets
+to a consumer group, so that lag tools see the job. The job never resumes from the group's offsets.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class LandSettings:
         """Return how tasks read the records themselves, or None if Spark's own Kafka connector delivers them."""
         if self.source != OWN_SOURCE:
             return None
-        return ReadSettings(self.bootstrap, with_headers=True, rows_max=ROWS_PER_CHUNK)
+        return ReadSettings(self.bootstrap, with_headers=True, committed_only=True, rows_max=ROWS_PER_CHUNK)
 
     def table(self, name: str) -> str:
         return f"{self.to.rstrip('/')}/{name}"
@@ -141,6 +142,7 @@ class TopicLanding:
             "kafka.bootstrap.servers": settings.bootstrap,
             "subscribe": self.topic,
             "includeHeaders": "true",
+            "kafka.isolation.level": "read_committed",
             "maxOffsetsPerTrigger": self._spark.conf.get(ROWS_PER_BATCH_SETTING, str(ROWS_PER_BATCH_MAX)) or "",
             **settings.starting,
         }

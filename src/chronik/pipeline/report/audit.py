@@ -72,6 +72,7 @@ _CLASSES = {
     "out of order": "order",
     "altered": "mismatch",
     "not in the log": "unexpected",
+    "aborted": "unexpected",
     "expired": "expired",
 }
 
@@ -145,7 +146,8 @@ def _faults_of(partition: PartitionResult) -> Iterator[Fault]:
         ("missing", partition.gaps),
         ("duplicate", partition.duplicates),
         ("out of order", partition.disordered),
-        ("not in the log", partition.unexpected),
+        ("aborted", [item for item in partition.unexpected if item.side == READABLE]),
+        ("not in the log", [item for item in partition.unexpected if item.side != READABLE]),
     ):
         for item in ranges:
             yield partition.partition, kind, SIDES[item.side], item.first, item.last, item.count, ""

@@ -22,6 +22,7 @@ from chronik.wire.batch import (
     BatchHeader,
     check_batches,
     read_batch_header,
+    read_marker,
 )
 from chronik.wire.compression import Buffer, decompress
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -34,8 +35,28 @@ BATCH_BYTES_MAX = 2**31 - 1
 
 _LENGTH = Struct(">i")
 _LENGTH_AT = 8
-_CONTROL_KEY = Struct(">hh")
-_ABORT = 0
+
+
+class AbortedTransactions:
+    """Tells which batches of a partition belong to aborted transactions. Takes all batches of a reader, in order."""
+
+    def __init__(self) -> None:
+        self._listed: list[tuple[int, int]] = []
+        self._aborting: set[int] = set()
+
+    def expect(self, aborted: Sequence[tuple[int, int]]) -> None:
+        """Set what the next response lists: producers with the first offset of a transaction that they aborted."""
+        self._listed = sorted(((first, producer) for producer, first in aborted), reverse=True)
+
+    def cover(self, header: BatchHeader, records: memoryview, start: int) -> bool:
+        """Return whether the batch at `start` is of an aborted transaction. A marker is of none."""
+        while self._listed and self._listed[-1][0] <= header.last_offset:
+            self._aborting.add(self._listed.pop()[1])
+        if not header.is_transactional or header.producer_id not in self._aborting:
+            return False
+        if header.is_control and header.record_count and not read_marker(records, start).is_commit:
+            self._aborting.discard(header.producer_id)
+        return not header.is_control
 
 
 class ArrowDecoder:
@@ -55,7 +76,7 @@ class ArrowDecoder:
         self._chunk: Chunk = (chunk or _fastest_chunk())(  # type: ignore[call-arg]
             requested, with_headers=with_headers, rows_max=rows_max, bytes_max=bytes_max
         )
-        self._aborting: set[int] = set()
+        self._aborted = AbortedTransactions()
 
     @property
     def is_done(self) -> bool:
@@ -71,13 +92,12 @@ class ArrowDecoder:
         if len(records) and not batches:
             place = self._requested.partition_name
             raise KafkaError(ErrorCode.corrupt_message, f"{place}: the batch is larger than one fetch response")
-        waiting = sorted(((first, producer) for producer, first in aborted), reverse=True)
+        self._aborted.expect(aborted)
         for start, header in batches:
-            while waiting and waiting[-1][0] <= header.last_offset:
-                self._aborting.add(waiting.pop()[1])
+            is_aborted = self._aborted.cover(header, records, start)
             if self.is_done:
                 return
-            if self._holds_rows(records, start, header):
+            if not is_aborted and self._holds_rows(header):
                 self._chunk.begin(header, self._payload(records, start, header))
                 while not self._chunk.decode_batch():
                     yield self._chunk.cut()
@@ -88,13 +108,8 @@ class ArrowDecoder:
         if self._chunk.rows:
             yield self._chunk.cut()
 
-    def _holds_rows(self, records: memoryview, start: int, header: BatchHeader) -> bool:
-        if header.is_control:
-            if self._aborting and header.record_count and _is_abort(self._payload(records, start, header)):
-                self._aborting.discard(header.producer_id)
-            return False
-        is_aborted = header.is_transactional and header.producer_id in self._aborting
-        return not is_aborted and header.record_count > 0 and header.last_offset >= self._requested.start
+    def _holds_rows(self, header: BatchHeader) -> bool:
+        return not header.is_control and header.record_count > 0 and header.last_offset >= self._requested.start
 
     def _payload(self, records: memoryview, start: int, header: BatchHeader) -> Buffer:
         block = records[start + HEADER_BYTES : start + header.size_bytes]
@@ -211,9 +226,3 @@ def _whole_bytes(records: memoryview) -> tuple[int, int]:
         last = end
         end += size_bytes
     return end, last
-
-
-def _is_abort(payload: Buffer) -> bool:
-    """Return whether a control batch aborts a transaction. Its one record's key is version int16, type int16."""
-    key = next(decode_records(bytes(payload), 1, 0, 0, 0)).key
-    return key is not None and len(key) >= _CONTROL_KEY.size and _CONTROL_KEY.unpack_from(key)[1] == _ABORT

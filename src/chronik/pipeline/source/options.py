@@ -72,13 +72,10 @@ class SourceOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         """Raises a PipelineError that names the option."""
-        options = {name.lower(): value for name, value in given.items()}
-        _check_names(options)
-        bootstrap = ",".join(_listed(options.get("kafka.bootstrap.servers", "")))
-        if not bootstrap:
-            raise PipelineError("option kafka.bootstrap.servers is missing: give HOST:PORT[,...]")
+        options = checked(given, NAMES)
+        bootstrap = bootstrap_of(options)
         topics, pattern, assigned = _what_to_read(options)
-        level = _one_of(options, "kafka.isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
+        level = one_of(options, "kafka.isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if streaming and name.lower() in options:
                 raise PipelineError(f"option {name} is for batch reads: a stream has no end")
@@ -89,9 +86,9 @@ class SourceOptions:
             assigned=assigned,
             starting=_starting(options, streaming),
             ending=_ending(options),
-            rows_per_trigger_max=_number(options, "maxOffsetsPerTrigger", 1),
-            parts_min=_number(options, "minPartitions", 1) or 0,
-            rows_per_part_max=_number(options, "maxRecordsPerPartition", 1) or 0,
+            rows_per_trigger_max=number(options, "maxOffsetsPerTrigger", 1),
+            parts_min=number(options, "minPartitions", 1) or 0,
+            rows_per_part_max=number(options, "maxRecordsPerPartition", 1) or 0,
             fail_on_data_loss=_flag(options, "failOnDataLoss", True),
             with_headers=_flag(options, "includeHeaders", False),
             group=options.get("kafka.group.id", "").strip(),
@@ -100,15 +97,25 @@ class SourceOptions:
         )
 
 
-def _check_names(options: Mapping[str, str]) -> None:
+def checked(given: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by lower-case name. Raises PipelineError for an option that is refused, or not in `names`."""
+    options = {name.lower(): value for name, value in given.items()}
     for name, value in options.items():
         if name.startswith(REFUSED) or (name == "kafka.security.protocol" and value.upper() != "PLAINTEXT"):
             raise PipelineError(
-                f"option {name}: this source has no TLS or SASL; read with Spark's own connector "
+                f"option {name}: format chronik has no TLS or SASL; use Spark's own connector "
                 "(format kafka, or --source kafka)"
             )
-        if not name.startswith("kafka.") and name not in NAMES:
-            raise PipelineError(f"option {name} is unknown: the names are {', '.join(sorted(NAMES.values()))}")
+        if not name.startswith("kafka.") and name not in names:
+            raise PipelineError(f"option {name} is unknown: the names are {', '.join(sorted(names.values()))}")
+    return options
+
+
+def bootstrap_of(options: Mapping[str, str]) -> str:
+    bootstrap = ",".join(_listed(options.get("kafka.bootstrap.servers", "")))
+    if not bootstrap:
+        raise PipelineError("option kafka.bootstrap.servers is missing: give HOST:PORT[,...]")
+    return bootstrap
 
 
 def _what_to_read(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, frozenset[Partition] | None]:
@@ -134,7 +141,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _starting(options: Mapping[str, str], streaming: bool) -> Edge:
-    strategy = _one_of(options, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    strategy = one_of(options, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     edge = _edge(options, "starting", "latest" if streaming else "earliest", latest_if_none=strategy == "latest")
     if not streaming and (edge.everywhere == LATEST or LATEST in (edge.offsets or {}).values()):
         raise PipelineError("option startingOffsets: a batch read from the latest offset would be empty")
@@ -149,7 +156,7 @@ def _ending(options: Mapping[str, str]) -> Edge:
 
 
 def _edge(options: Mapping[str, str], side: str, default: str, *, latest_if_none: bool) -> Edge:
-    time_ms = _number(options, f"{side}Timestamp", 0)
+    time_ms = number(options, f"{side}Timestamp", 0)
     if time_ms is not None:
         return Edge(time_ms=time_ms, latest_if_none=latest_if_none)
     times = options.get(f"{side}offsetsbytimestamp")
@@ -188,21 +195,21 @@ def _whole(name: str, value: object) -> int:
         raise PipelineError(f"option {name}: {value!r} is not a whole number") from None
 
 
-def _number(options: Mapping[str, str], name: str, least: int) -> int | None:
+def number(options: Mapping[str, str], name: str, least: int) -> int | None:
     value = options.get(name.lower())
     if value is None:
         return None
-    number = _whole(name, value)
-    if number < least:
-        raise PipelineError(f"option {name} must be {least} or more, not {number}")
-    return number
+    parsed = _whole(name, value)
+    if parsed < least:
+        raise PipelineError(f"option {name} must be {least} or more, not {parsed}")
+    return parsed
 
 
 def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    return _one_of(options, name, ("true", "false"), str(default).lower()) == "true"
+    return one_of(options, name, ("true", "false"), str(default).lower()) == "true"
 
 
-def _one_of(options: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
+def one_of(options: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
     value = options.get(name.lower(), default).strip().lower()
     if value not in allowed:
         raise PipelineError(f"option {name} must be one of {', '.join(allowed)}, not {value}")

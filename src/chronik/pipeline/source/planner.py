@@ -103,6 +103,7 @@ class Planner:
                 "was the topic deleted, or the subscription changed? Start with a new checkpoint folder"
             )
             del begins[partition]
+        ends |= self._unstable(begins, ends)
         for partition, end in ends.items():
             if end < begins.get(partition, 0):
                 self._report_loss(
@@ -117,6 +118,17 @@ class Planner:
             begins |= self._offsets(unread, EARLIEST) if unread else {}
             ends = limited(begins, ends, rows_max)
         return Position(ends, latest.ids)
+
+    def _unstable(self, begins: Mapping[Partition, int], ends: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Return the positions that lie in an open transaction: of a query that did not read committed records only.
+
+        The query waits there until the last stable offset has passed them.
+        """
+        above = [partition for partition, end in ends.items() if end < begins.get(partition, 0)]
+        if not above or not self._options.committed_only:
+            return {}
+        readable = self._cluster.offsets(above, LATEST)
+        return {partition: begins[partition] for partition in above if readable[partition] >= begins[partition]}
 
     # Ranges.
 

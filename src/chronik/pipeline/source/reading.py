@@ -112,10 +112,13 @@ class PartitionFetches:
             if len(response.records):
                 return response
             if stalled.left_s == 0:
+                end = f"its high watermark is {response.high_watermark}"
+                if self._isolation_level:
+                    end += f" and its last stable offset {response.last_stable_offset} (is a transaction open?)"
                 raise KafkaError(
                     ErrorCode.offset_not_available,
-                    f"{self._name} returned nothing at {offset} for {STALLED_S_MAX:g} s; its high watermark is "
-                    f"{response.high_watermark}, and offsets up to {self._requested.stop} were requested",
+                    f"{self._name} returned nothing at {offset} for {STALLED_S_MAX:g} s; {end}, and offsets up to "
+                    f"{self._requested.stop} were requested",
                 )
 
     async def _attempt(self, offset: int, within: Deadline) -> FetchPartitionResponse:
