@@ -76,6 +76,10 @@ def test_producer_ids_continue_after_the_highest_id_found_in_the_logs() -> None:
     assert restored(log(1, producer_id=5000), log(2, producer_id=7000)).next_producer_id > 7000
 
 
+def test_restored_cluster_has_producer_ids_left_if_a_client_invented_the_highest_one() -> None:
+    assert restored(log(1, producer_id=2**63 - 1)).next_producer_id < 2**63 - 1_000
+
+
 def test_a_log_without_a_topic_id_uses_the_id_of_other_logs_or_a_new_id() -> None:
     assert restored(log(1, topic_id=None), log(2)).topics["orders"].id == ORDERS
     assert restored(log(1, topic_id=None)).topics["orders"].id == NEW

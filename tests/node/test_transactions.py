@@ -201,6 +201,47 @@ async def test_new_leader_drops_markers_that_were_sent_to_it_before(tmp_path: Pa
         assert markers(new, "orders", 0) == []
 
 
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"coordinator_epoch": 1_000}, ErrorCode.transaction_coordinator_fenced),
+        ({"transaction_result": True}, ErrorCode.cluster_authorization_failed),
+        ({"producer_epoch": 5}, ErrorCode.invalid_txn_state),
+        ({"producer_id": 2**63 - 1}, ErrorCode.invalid_txn_state),
+        ({}, ErrorCode.none),
+    ],
+)
+async def test_client_may_only_abort_what_is_open(tmp_path: Path, changed: dict[str, object], error: ErrorCode) -> None:
+    """A marker with the epoch of a later coordinator would fence the real one, and block the transactional id."""
+    async with LocalNodes(tmp_path, 1, **SETTINGS) as nodes:
+        await nodes.start_all()
+        await create_topic(nodes, "orders", 1, 1)
+        client = TransactionalClient(nodes, ID)
+        assert await client.init() is ErrorCode.none
+        assert await client.add(("orders", 0)) is ErrorCode.none
+        broker = await until(partial(leader, nodes, "orders", 0))
+        producer_id, epoch = client.producer
+        batch = encode_batch(
+            [(None, b"v", [], 1)], producer_id=producer_id, producer_epoch=epoch, base_sequence=0, is_transactional=True
+        )
+        connection = await nodes.client(broker)
+        request = ProduceRequest(ID, -1, 5_000, [ProduceTopic("orders", None, [(0, memoryview(batch))])])
+        answer = await connection.request(ApiKey.PRODUCE, 12, write_produce_request(12, request))
+        assert read_produce_response(12, answer).topics[0][2][0].error_code == 0
+        marker = {
+            "producer_id": producer_id,
+            "producer_epoch": epoch,
+            "transaction_result": False,
+            "coordinator_epoch": 0,
+            "topics": [{"name": "orders", "partition_indexes": [0]}],
+        }
+        response = await connection.call(ApiKey.WRITE_TXN_MARKERS, {"markers": [{**marker, **changed}]}, at_most=1)
+        assert response.markers[0].topics[0].partitions[0].error_code is error
+        assert len(markers(broker, "orders", 0)) == (error is ErrorCode.none)
+        connection.close()
+        client.close()
+
+
 async def test_damaged_state_is_served_by_a_coordinator_that_has_it_intact(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path, **SETTINGS) as nodes:
         await nodes.start_all()

@@ -151,7 +151,7 @@ PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
     damaged_replica_is_kept: Found(BadDisks.name, 1, "is whole again"),
     coordinator_answers_without_lease: Found(ThreeNodes.name, 28, "was known"),
     cluster_is_founded_beside_logs: Found(BadDisks.name, 14, "both lead"),
-    synced_end_is_not_read: Found(BadDisks.name, 60, "is committed"),
+    synced_end_is_not_read: Found(BadDisks.name, 103, "is committed"),
     metadata_mark_is_not_read: Found(BadDisks.name, 81, "all nodes are ready again"),
 }
 """Hits are far apart, so each test runs one seed. docs/simulator.md lists how often each bug is found."""

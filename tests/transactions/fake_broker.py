@@ -45,7 +45,7 @@ class TransactionBroker(FakeBroker):
         self.next_producer_id = 1_000
         self.producer_ids_error: KafkaError | None = None
         self.marker_writer = MarkerWriter(
-            self.runtime, self, self.groups.is_loaded, lambda *marker: self.offsets_ended.append(marker)
+            self.runtime, fake, self.groups.is_loaded, lambda *marker: self.offsets_ended.append(marker)
         )
         self.transactions = TransactionService(
             self.runtime,

@@ -23,4 +23,9 @@ class CliError(Exception):
 
 def say(message: str) -> None:
     """Print one line on standard error; replace newlines, since users are promised one line."""
-    print(f"chronik: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    print(f"chronik: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Escape what could control a terminal or forge a line: clients choose the names of groups and transactions."""
+    return "".join(each if each.isprintable() or each == " " else ascii(each)[1:-1] for each in text)

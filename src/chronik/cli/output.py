@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from chronik.cli.errors import CliError
+from chronik.cli.errors import CliError, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,12 +37,13 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]
     """Return a table; the columns named in `numbers` are right-aligned."""
     from rich.box import SIMPLE
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=SIMPLE)
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+        table.add_row(*(Text("-" if cell is None else printable(str(cell))) for cell in row))
     return table
 
 

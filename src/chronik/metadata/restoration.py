@@ -20,6 +20,9 @@ EPOCHS_SKIPPED: Final = 1_000
 PRODUCER_IDS_SKIPPED: Final = 1_000_000
 """Nodes allocate producer ids in blocks of a thousand, and an id that has written nothing yet may be in use."""
 
+PRODUCER_ID_MAX: Final = 1 << 62
+"""Only a client that invents its producer id can have a higher one. Ids are 64-bit integers."""
+
 
 class FoundLog(NamedTuple):
     """One replica's log. `path` is for messages; `topic_id` is None if it is unknown.
@@ -75,7 +78,7 @@ def restored_image(
         version=1,
         topics=topics,
         names_by_id={topic.id: name for name, topic in topics.items()},
-        next_producer_id=highest_producer_id + 1 + PRODUCER_IDS_SKIPPED,
+        next_producer_id=min(highest_producer_id, PRODUCER_ID_MAX) + 1 + PRODUCER_IDS_SKIPPED,
     )
 
 

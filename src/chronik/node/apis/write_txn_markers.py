@@ -3,6 +3,8 @@
 Behaviour
 - The leader of each partition appends a commit or abort marker, and answers when it is committed. Coordinators send it
   to other nodes, and administrators to end a transaction that has lost its coordinator's state.
+- A client may only abort a transaction that is open in the partition (INVALID_TXN_STATE), with the coordinator epoch of
+  DescribeProducers: a higher one would fence the coordinator (TRANSACTION_COORDINATOR_FENCED).
 - INVALID_PRODUCER_EPOCH if the partition knows a later epoch of the producer; TRANSACTION_COORDINATOR_FENCED if it
   knows a marker of a later coordinator.
 - A marker in `__consumer_offsets` also ends the transaction's offsets. NOT_LEADER_OR_FOLLOWER while that partition
@@ -33,7 +35,8 @@ async def handle(writer: MarkerWriter, request: Request) -> Values:
         for topic in marker.topics
         for index in topic.partition_indexes
     ]
-    errors = await asyncio.gather(*(writer.write(*entry) for entry in entries))
+    by_client = request.connection.peer_id is None
+    errors = await asyncio.gather(*(writer.write(*entry, by_client=by_client) for entry in entries))
     by_producer: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     for (marker, topic, index), error in zip(entries, errors, strict=True):
         by_producer.setdefault(marker.producer_id, {}).setdefault(topic, {})[index] = error

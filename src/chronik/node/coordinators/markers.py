@@ -19,7 +19,7 @@ from chronik.metadata.image import NO_LEADER, OFFSETS_TOPIC
 from chronik.node.membership.internal_api import MARKERS
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
-from chronik.node.replicas.partition import TransactionMarker
+from chronik.node.replicas.partition import Partition, TransactionMarker
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Values
 from chronik.transactions.actions import WriteMarkers
@@ -47,6 +47,9 @@ PARTITIONS_MAX = 2_000
 class MarkerLog(Protocol):
     """The partitions that this node leads: `PartitionHost`."""
 
+    def require_leader(self, topic: str, index: int) -> Partition:
+        """Return the partition. Raises KafkaError unless this node leads it."""
+
     async def append_marker(self, topic: str, index: int, marker: TransactionMarker, timeout_s: float) -> int:
         """Append the marker, wait until it is committed, and return its offset. Raises KafkaError."""
 
@@ -67,8 +70,10 @@ class MarkerWriter:
         self._offsets_are_loaded = offsets_are_loaded
         self._offsets_ended = offsets_ended
 
-    async def write(self, marker: TransactionMarker, topic: str, index: int) -> ErrorCode:
+    async def write(self, marker: TransactionMarker, topic: str, index: int, *, by_client: bool = False) -> ErrorCode:
         try:
+            if by_client:
+                self._check_client(marker, topic, index)
             if topic == OFFSETS_TOPIC and not self._offsets_are_loaded(index):
                 # While the partition loads, the marker could escape the groups' coordinator.
                 return ErrorCode.not_leader_or_follower
@@ -81,6 +86,20 @@ class MarkerWriter:
         if topic == OFFSETS_TOPIC:
             self._offsets_ended(index, marker.producer_id, marker.producer_epoch, marker.is_commit)
         return ErrorCode.none
+
+    def _check_client(self, marker: TransactionMarker, topic: str, index: int) -> None:
+        """Raise KafkaError unless the marker aborts an open transaction, as tools for hanging ones do.
+
+        With the epoch of a coordinator that does not exist, it would fence the real one for good.
+        """
+        if marker.is_commit:
+            raise KafkaError(ErrorCode.cluster_authorization_failed, "only coordinators commit")
+        producers = self._log.require_leader(topic, index).log.producers
+        state = producers.get(marker.producer_id)
+        if state is None or not producers.has_transaction(marker.producer_id, marker.producer_epoch):
+            raise KafkaError(ErrorCode.invalid_txn_state, f"{topic}-{index} has no such transaction")
+        if marker.coordinator_epoch > max(state.coordinator_epoch, 0):
+            raise KafkaError(ErrorCode.transaction_coordinator_fenced, "the coordinator has a lower epoch")
 
 
 @dataclass(slots=True, eq=False)
