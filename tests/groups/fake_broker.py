@@ -241,14 +241,18 @@ class FakeBroker:
 
     # Client requests
 
-    async def ask(self, api: Any, version: int, values: dict[str, Any]) -> Any:
-        """Send a request in the wire format of its version and return the response as kio reads it."""
+    async def ask(self, api: Any, version: int, values: dict[str, Any], *, peer_id: int | None = None) -> Any:
+        """Send a request in the wire format of its version and return the response as kio reads it.
+
+        `peer_id` is the node that sends it; None for a client.
+        """
         message = read_request(api.key, version, write_request(api.key, version, values))
         request = SimpleNamespace(
             api_key=api.key,
             api_version=version,
             client_id="app",
             client_host="127.0.0.1",
+            connection=SimpleNamespace(peer_id=peer_id),
             message=message,
         )
         handle = self.handlers[api.key].cold

@@ -191,7 +191,7 @@ async def test_write_txn_markers_answers_for_each_partition(broker: TransactionB
             "coordinator_epoch": 4,
         }
 
-    answer = await broker.ask(write_txn_markers.API, 1, {"markers": [marker(1, 0, 1), marker(2, 2)]})
+    answer = await broker.ask(write_txn_markers.API, 1, {"markers": [marker(1, 0, 1), marker(2, 2)]}, peer_id=2)
     found = {
         (each.producer_id, topic.name, partition.partition_index): partition.error_code
         for each in answer.markers
