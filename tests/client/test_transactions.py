@@ -66,16 +66,16 @@ def described() -> Any:
 
 async def test_transaction_that_no_coordinator_knows_is_lost() -> None:
     async with (cluster := Coordinators(2)):
-        assert await Transactions(cluster).not_coordinated([OPEN, LOST]) == [LOST]
+        assert list(await Transactions(cluster).coordinated([OPEN, LOST])) == [OPEN.key]
 
 
 async def test_nothing_is_lost_while_a_coordinator_is_away() -> None:
     async with (cluster := Coordinators(-1)):
         with pytest.raises(KafkaError, match="have no leader"):
-            await Transactions(cluster).not_coordinated([OPEN])
+            await Transactions(cluster).coordinated([OPEN])
 
 
 async def test_list_is_repeated_if_a_coordinator_moved_meanwhile() -> None:
     async with (cluster := Coordinators(1, 3, 2)):
-        assert await Transactions(cluster).not_coordinated([OPEN, LOST]) == [LOST]
+        assert list(await Transactions(cluster).coordinated([OPEN, LOST])) == [OPEN.key]
         assert cluster.listings > len(BROKERS)

@@ -37,7 +37,7 @@ def test_readers_of_committed_records_see_whole_transactions_only(
         record for sent, is_commit in [*transactions, (records("last", 1), True)] if is_commit for record in sent
     ]
     expected = Counter((record.partition, record.value) for record in committed)
-    got = writer.read_committed(bootstrap, topic, len(committed), partitions=PARTITIONS)
+    got = writer.read(bootstrap, topic, len(committed), partitions=PARTITIONS, isolation_level="read_committed")
     assert Counter((record.partition, record.value) for record in got) == expected
     for partition in PARTITIONS:
         offsets = [record.offset for record in got if record.partition == partition]
@@ -62,5 +62,5 @@ def test_a_client_reads_what_another_one_committed_and_not_what_it_aborted(
     writer.transact(bootstrap, topic, transactional_id, sent[:5])
     # A second producer with the same transactional id, in a new epoch.
     writer.transact(bootstrap, topic, transactional_id, sent[5:])
-    got = cast(TransactionalClient, client).read_committed(bootstrap, topic, 5)
+    got = cast(TransactionalClient, client).read(bootstrap, topic, 5, isolation_level="read_committed")
     assert [record.value for record in got] == [b"0", b"2", b"4", b"6", b"8"]

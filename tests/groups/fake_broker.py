@@ -36,6 +36,7 @@ from chronik.wire.messages import read_request, read_response, write_request, wr
 
 T = TypeVar("T")
 P = ParamSpec("P")
+B = TypeVar("B", bound="FakeBroker")
 NODE_ID = 1
 DEADLINE_S = 10.0
 
@@ -271,16 +272,16 @@ def garbage_batch() -> bytes:
     return bytes(batch)
 
 
-def with_broker(
-    **settings: Any,
-) -> Callable[[Callable[Concatenate[FakeBroker, P], Awaitable[None]]], Callable[P, Awaitable[None]]]:
+def with_broker_of(
+    kind: type[B], **settings: Any
+) -> Callable[[Callable[Concatenate[B, P], Awaitable[None]]], Callable[P, Awaitable[None]]]:
     """Run a test with its own broker, which is its first argument, within a deadline."""
 
-    def decorate(test: Callable[Concatenate[FakeBroker, P], Awaitable[None]]) -> Callable[P, Awaitable[None]]:
+    def decorate(test: Callable[Concatenate[B, P], Awaitable[None]]) -> Callable[P, Awaitable[None]]:
         @functools.wraps(test)
         async def run(*args: P.args, **kwargs: P.kwargs) -> None:
             async with asyncio.timeout(DEADLINE_S):
-                broker = FakeBroker(**settings)
+                broker = kind(**settings)
                 await broker.start()
                 await test(broker, *args, **kwargs)
                 await broker.stop()
@@ -293,3 +294,9 @@ def with_broker(
         return run
 
     return decorate
+
+
+def with_broker(
+    **settings: Any,
+) -> Callable[[Callable[Concatenate[FakeBroker, P], Awaitable[None]]], Callable[P, Awaitable[None]]]:
+    return with_broker_of(FakeBroker, **settings)

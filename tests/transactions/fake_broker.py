@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, cast
 
-from tests.groups.fake_broker import DEADLINE_S, FakeBroker, MemoryLog
+from tests.groups.fake_broker import FakeBroker, MemoryLog, with_broker_of
 from tests.support.handlers import handlers_of
 
 from chronik.client.errors import Unreachable
@@ -118,21 +116,4 @@ class TransactionBroker(FakeBroker):
 def with_transactions(
     **settings: Any,
 ) -> Callable[[Callable[Concatenate[TransactionBroker, P], Awaitable[None]]], Callable[P, Awaitable[None]]]:
-    """Run a test with its own broker, which is its first argument, within a deadline."""
-
-    def decorate(test: Callable[Concatenate[TransactionBroker, P], Awaitable[None]]) -> Callable[P, Awaitable[None]]:
-        @functools.wraps(test)
-        async def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            async with asyncio.timeout(DEADLINE_S):
-                broker = TransactionBroker(**settings)
-                await broker.start()
-                await test(broker, *args, **kwargs)
-                await broker.stop()
-
-        arguments = inspect.signature(test)
-        run.__signature__ = arguments.replace(  # type: ignore[attr-defined]
-            parameters=list(arguments.parameters.values())[1:]
-        )
-        return run
-
-    return decorate
+    return with_broker_of(TransactionBroker, **settings)

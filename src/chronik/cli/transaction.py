@@ -14,10 +14,11 @@ from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, with_clust
 from chronik.cli.output import print_json, print_table
 from chronik.client.cluster import Cluster
 from chronik.client.transactions import OpenTransaction, TransactionDescription, Transactions
+from chronik.wire.errors import ErrorCode, KafkaError
 
 app = typer.Typer(no_args_is_help=True, help="List and describe transactions, find hanging ones, and abort them.")
 
-ONGOING = "Ongoing"
+ONGOING, PREPARED = "Ongoing", "Prepare"
 OLDER_THAN_S = 900.0
 """Kafka's and Chronik's highest transaction timeout: an older open transaction has lost its coordinator."""
 
@@ -93,8 +94,18 @@ def hanging(
     now_ms = time.time_ns() // 1_000_000
 
     async def find(cluster: Cluster) -> list[OpenTransaction]:
-        topics = [topic] if topic is not None else sorted((await cluster.layout()).topics)
-        return await Transactions(cluster).hanging(topics, int(older_than * 1000), now_ms, partition)
+        transactions, older_than_ms = Transactions(cluster), int(older_than * 1000)
+        if topic is not None:
+            return await transactions.hanging(topic, older_than_ms, now_ms, partition)
+        found: list[OpenTransaction] = []
+        for name in sorted((await cluster.layout()).topics):
+            try:
+                found += await transactions.hanging(name, older_than_ms, now_ms)
+            except KafkaError as error:
+                # A topic that was deleted since it was listed has no transactions.
+                if error.code is not ErrorCode.unknown_topic_or_partition:
+                    raise
+        return found
 
     found = with_cluster(bootstrap, find)
     rows = [
@@ -156,6 +167,11 @@ def abort(
 
 async def _abort_open(transactions: Transactions, transactional_id: str) -> None:
     state = (await transactions.describe(transactional_id)).state
+    if state.startswith(PREPARED):
+        raise CliError(
+            f"the outcome of {transactional_id} is decided ({state}), and its coordinator writes the markers: "
+            f"see the partitions without one with chronik transaction describe {shlex.quote(transactional_id)}"
+        )
     if state != ONGOING:
         raise CliError(f"{transactional_id} has no open transaction, its state is {state}: nothing to abort")
     await transactions.fence(transactional_id)

@@ -5,12 +5,12 @@ Plain Kafka protocol, so all of it works on any Kafka cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from chronik.client.cluster import Cluster, Deadline
+from chronik.client.cluster import TRANSACTION_COORDINATOR, Cluster, Deadline
 from chronik.client.errors import raise_for
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -96,7 +96,7 @@ class Transactions:
         """Return the state of one id. TRANSACTIONAL_ID_NOT_FOUND if it is unknown."""
 
         async def attempt(deadline: Deadline) -> TransactionDescription:
-            node_id = await self._cluster.coordinator(transactional_id, deadline, key_type=1)
+            node_id = await self._cluster.coordinator(transactional_id, deadline, TRANSACTION_COORDINATOR)
             connection = await self._cluster.connection(node_id, deadline)
             values = {"transactional_ids": [transactional_id]}
             response = await connection.call(ApiKey.DESCRIBE_TRANSACTIONS, values, timeout_s=deadline.left_s)
@@ -139,28 +139,22 @@ class Transactions:
         return await self._cluster.retry(attempt, give_up_on=frozenset({ErrorCode.unknown_topic_or_partition}))
 
     async def hanging(
-        self, topics: Iterable[str], older_than_ms: int, now_ms: int, partition: int | None = None
+        self, topic: str, older_than_ms: int, now_ms: int, partition: int | None = None
     ) -> list[OpenTransaction]:
         """Return the transactions that no coordinator will end: read_committed consumers wait for them forever.
 
         Only those whose last record is older than `older_than_ms`: no open transaction is older than its timeout. Each
         is checked twice, since it may end while its coordinator is asked.
         """
-        hanging: list[OpenTransaction] = []
-        for topic in topics:
-            candidates = [
-                each for each in await self.open_in(topic, partition) if now_ms - each.last_timestamp_ms > older_than_ms
-            ]
-            unknown = await self.not_coordinated(candidates)
-            if unknown:
-                still_open = {each.key for each in await self.open_in(topic, partition)}
-                hanging += [each for each in unknown if each.key in still_open]
-        return hanging
-
-    async def not_coordinated(self, candidates: Sequence[OpenTransaction]) -> list[OpenTransaction]:
-        """Return the transactions whose coordinator does not know that it has yet to end them."""
+        candidates = [
+            each for each in await self.open_in(topic, partition) if now_ms - each.last_timestamp_ms > older_than_ms
+        ]
         known = await self.coordinated(candidates)
-        return [each for each in candidates if each.key not in known]
+        unknown = [each for each in candidates if each.key not in known]
+        if not unknown:
+            return []
+        still_open = {each.key for each in await self.open_in(topic, partition)}
+        return [each for each in unknown if each.key in still_open]
 
     async def coordinated(
         self, candidates: Sequence[OpenTransaction]

@@ -33,7 +33,7 @@ ID_BYTES_MAX: Final = 16_384
 """A transactional id becomes a string with an int16 length in the log; this is half its limit."""
 
 APPEND_RETRY_MS: Final = 500
-"""How long after a failed append of its own accord (an abort on timeout, a completion) the coordinator repeats it."""
+"""The coordinator repeats a failed append after this time if no client does: an abort on timeout, or a completion."""
 
 _ENDED = {
     TransactionState.PREPARE_COMMIT: True,
@@ -57,7 +57,7 @@ class ProducerIdAndEpoch(NamedTuple):
 
 
 class InitProducerRequest(NamedTuple):
-    """`expected` is set if a producer recovers from an error (KIP-360). `fresh_producer_id` is unused so far."""
+    """`expected` is set if a producer recovers from an error (KIP-360). No producer has `fresh_producer_id` yet."""
 
     transactional_id: str
     timeout_ms: int

@@ -267,8 +267,8 @@ class Group(GroupSummary, frozen=True):
 class Transaction(msgspec.Struct, frozen=True):
     """An open transaction, or an ended one whose markers are not written everywhere.
 
-    The coordinator aborts an open one at `times_out_ms`. `partitions` are those of an open one, or those that lack the
-    marker.
+    The coordinator aborts an open one at `times_out_ms`, which is null for an ended one. `partitions` are those of an
+    open one, or those that lack the marker.
     """
 
     transactional_id: str
@@ -277,7 +277,7 @@ class Transaction(msgspec.Struct, frozen=True):
     producer_id: int
     producer_epoch: int
     start_ms: int
-    times_out_ms: int
+    times_out_ms: int | None
     partitions: list[str]
 
 

@@ -14,7 +14,8 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 TRANSACTIONS_MAX = 200
 """How many transactions of one coordinator are described. `total` counts all of them."""
-NOT_ENDED = ("Ongoing", "PrepareCommit", "PrepareAbort")
+ONGOING = "Ongoing"
+NOT_ENDED = (ONGOING, "PrepareCommit", "PrepareAbort")
 
 
 async def transactions_view(node: NodeView, sampler: OffsetSampler) -> schemas.Transactions:
@@ -54,6 +55,6 @@ def _transaction(described: Any, coordinator: int) -> schemas.Transaction:
         described.producer_id,
         described.producer_epoch,
         start_ms,
-        start_ms + timeout_ms,
+        start_ms + timeout_ms if described.transaction_state == ONGOING else None,
         [f"{topic.topic}-{index}" for topic in described.topics for index in topic.partitions],
     )

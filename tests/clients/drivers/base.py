@@ -105,11 +105,9 @@ class TransactionalClient(Client, Protocol):
         """Send each transaction's records with one producer; commit the transaction if its flag is set, else abort."""
         ...
 
-    def read_committed(
-        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
-    ) -> list[Received]:
-        """As `read`, with isolation level read_committed."""
-        ...
+    def read(
+        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,), isolation_level: str = ...
+    ) -> list[Received]: ...
 
 
 class Admin(Protocol):

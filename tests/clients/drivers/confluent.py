@@ -82,11 +82,6 @@ class Confluent:
                 producer.flush(READ_TIMEOUT_S)
                 producer.abort_transaction(READ_TIMEOUT_S)
 
-    def read_committed(
-        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
-    ) -> list[Received]:
-        return self.read(bootstrap, topic, count, partitions=partitions, isolation_level="read_committed")
-
     def read(
         self,
         bootstrap: str,

@@ -191,11 +191,6 @@ class Java:
             fields += [field for record in records for field in (record.partition, record.key, record.value)]
         self.jvm.call("transact", *fields)
 
-    def read_committed(
-        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
-    ) -> list[Received]:
-        return self.read(bootstrap, topic, count, partitions=partitions, isolation_level="read_committed")
-
     def read(
         self,
         bootstrap: str,

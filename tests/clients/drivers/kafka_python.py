@@ -83,11 +83,6 @@ class KafkaPython:
             finally:
                 producer.close(timeout=5)
 
-    def read_committed(
-        self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)
-    ) -> list[Received]:
-        return self.read(bootstrap, topic, count, partitions=partitions, isolation_level="read_committed")
-
     def read(
         self,
         bootstrap: str,

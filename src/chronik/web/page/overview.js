@@ -148,7 +148,7 @@ export function transactionPanel(known, topic) {
     { title: "Transactional id", class: "name", cell: (line) => line.transactional_id },
     { title: "State", class: "status", cell: (line) => badge(line.state === "Ongoing" ? "" : "warn", line.state) },
     { title: "Open for", number: true, cell: (line) => h("span", { class: age(line) > TRANSACTION_LONG_MS ? "warn" : "" }, duration(age(line))) },
-    { title: "Times out", cell: (line) => moment(line.times_out_ms) },
+    { title: "Times out", cell: (line) => moment(line.times_out_ms ?? -1) },
     { title: "Producer", number: true, cell: (line) => `${line.producer_id}, epoch ${line.producer_epoch}` },
     { title: "Coordinator", number: true, cell: (line) => `node ${line.coordinator}` },
     { title: "Partitions", class: "name", cell: (line) => line.partitions.join(", ") || "–" },
