@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
+from typing import Any
 
-from bench.servers import CHRONIK, ServerEnded, Setup, Side
+from bench.servers import ADMINISTRATOR, CHRONIK, MECHANISM, ServerEnded, Setup, Side
+from chronik.client.properties import ClientSettings, Target
+from chronik.client.security import ClientSecurity
 from chronik.local.cluster import LocalCluster, free_port
 from chronik.testing.tied_node import TIED_NODE, tied_environment
 
 
 class ChronikServer:
-    """The nodes of a `LocalCluster`, with default settings except for the durability."""
+    """The nodes of a `LocalCluster`, with default settings except for the durability and the security.
+
+    With SASL_SSL it is a cluster of `chronik cluster up --secure`.
+    """
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.setup = setup
         self._environment = tied_environment()
         self._cluster = LocalCluster(str(folder), command=TIED_NODE, environment=self._environment)
-        self._cluster.create(setup.nodes, free_port(setup.nodes), {"durability": setup.durability})
+        self._password = secrets.token_urlsafe()
+        settings: dict[str, Any] = {"durability": setup.durability}
+        is_secure = setup.protocol == "SASL_SSL"
+        if setup.protocol == "SASL_PLAINTEXT":
+            settings |= self._sasl(folder)
+        self._cluster.create(setup.nodes, free_port(setup.nodes), settings, is_secure=is_secure)
         self._expected: set[int] = set()
 
     @property
     def bootstrap(self) -> str:
         return self._cluster.bootstrap
+
+    @property
+    def target(self) -> Target:
+        if self.setup.protocol == "PLAINTEXT":
+            return self.bootstrap
+        if self.setup.protocol == "SASL_SSL":
+            return self._cluster.client_settings
+        security = ClientSecurity(self.setup.protocol, MECHANISM, ADMINISTRATOR, self._password)
+        return ClientSettings(self.bootstrap, security)
 
     @property
     def pids(self) -> list[int]:
@@ -47,6 +69,16 @@ class ChronikServer:
             if node_id in (None, node.id):
                 self._expected.discard(node.id)
                 self._cluster.kill(node.id)
+
+    def _sasl(self, folder: Path) -> dict[str, Any]:
+        users = folder / "sasl-users"  # not "users": the cluster would be one of `cluster up --secure`
+        with open(os.open(users, os.O_WRONLY | os.O_CREAT, 0o600), "w") as opened:
+            opened.write(f"{ADMINISTRATOR}:{self._password}\n")
+        return {
+            "security": {"protocol": "SASL_PLAINTEXT"},
+            "sasl": {"mechanisms": [MECHANISM], "users_file": str(users)},
+            "authorization": {"enabled": self.setup.has_authorizer, "super_users": [f"User:{ADMINISTRATOR}"]},
+        }
 
 
 SIDE = Side(CHRONIK, ChronikServer)

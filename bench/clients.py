@@ -18,10 +18,12 @@ from bench.servers import Server
 from chronik.cli.bench_report import BenchResult, BrokerUsage
 from chronik.cli.bench_requests import RequestWorkload, run_requests
 from chronik.cli.bench_run import RunningTopic, Workload, run_workers
+from chronik.cli.client_properties import librdkafka_settings
 from chronik.cli.options import with_cluster
 from chronik.client.cluster import Cluster
 from chronik.client.endpoint import parse_bootstrap
 from chronik.client.errors import ConnectionLost, Unreachable
+from chronik.client.properties import ClientSettings
 from chronik.client.topics import Topics
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -45,7 +47,7 @@ class Topic(RunningTopic):
     """
 
     def __init__(self, server: Server, partitions: int, *, is_kept: bool = False) -> None:
-        super().__init__(server.bootstrap, f"bench-{next(_names)}", partitions)
+        super().__init__(server.target, f"bench-{next(_names)}", partitions)
         self.server = server
         self.partitions = partitions
         self._is_own = not is_kept
@@ -82,10 +84,11 @@ class Topic(RunningTopic):
             return len(leaders) == self.partitions and min(leaders) >= 0
 
         deadline_s = time.monotonic() + READY_S_MAX
-        endpoints = [str(endpoint) for endpoint in parse_bootstrap(self.bootstrap)]
+        client = ClientSettings.of(self.bootstrap)
+        brokers = [client.at(str(endpoint)) for endpoint in client.endpoints]
         while True:
             try:
-                if all(with_cluster(endpoint, ask) for endpoint in endpoints) and self.offsets():
+                if all(with_cluster(broker, ask) for broker in brokers) and self.offsets():
                     return
             except KafkaError as error:
                 if time.monotonic() > deadline_s:
@@ -135,7 +138,7 @@ def write_to_all(topic: Topic) -> None:
             failures.append(str(error))
 
     settings = {
-        "bootstrap.servers": topic.bootstrap,
+        **librdkafka_settings(topic.bootstrap),
         "acks": "all",
         "linger.ms": 0,
         "reconnect.backoff.ms": 10,

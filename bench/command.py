@@ -16,11 +16,11 @@ from bench.rows import Row, merged
 from bench.samples import Samples
 from bench.servers import Setup
 from bench.side_by_side import (
-    GROWTH_PARTS,
     NAMES,
     Comparison,
     Plan,
     growth_plans,
+    security_plans,
     setup_plans,
     smallest_heap_mb,
 )
@@ -109,8 +109,9 @@ def plans(options: argparse.Namespace, names: list[str], samples: Samples) -> li
             samples.smallest_heap_mb = smallest_heap_mb(say)
         small = kafka_server.with_heap(samples.smallest_heap_mb)
         found = list(setup_plans(names, setups, options.repetitions, small))
-    if set(names) & set(GROWTH_PARTS):
-        found += growth_plans(names, options.repetitions, resource.getrlimit(resource.RLIMIT_NOFILE)[0], say)
+    files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    found += growth_plans(names, options.repetitions, files_max, say)
+    found += security_plans(names, options.nodes, options.repetitions, files_max, say)
     return found
 
 

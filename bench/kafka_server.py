@@ -4,11 +4,16 @@ Settings are those of Kafka's server.properties and start script (1 GB heap, G1)
 nodes, replication factors do not exceed the number of nodes. A smaller heap gets a smaller log cleaner buffer, which
 takes 128 MB at the start by default. Files of a deleted topic are removed after 1 s instead of 60, so that they do not
 disturb the next part.
+
+With SASL, clients have a listener of their own. With SASL_SSL the other two have TLS and require certificates, as
+Chronik's nodes do of each other. Certificates are made as for `chronik cluster up --secure`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import secrets
 import signal
 import subprocess
 from pathlib import Path
@@ -16,7 +21,11 @@ from pathlib import Path
 from tests.support import apache_kafka
 from tests.support.ports import free_ports
 
-from bench.servers import ServerEnded, Setup, Side
+from bench.servers import ADMINISTRATOR, MECHANISM, TLS_CIPHER, TLS_VERSION, ServerEnded, Setup, Side
+from chronik.client.properties import ClientSettings, Target
+from chronik.client.security import ClientSecurity
+from chronik.local.certificates import create_authority, load_authority
+from chronik.local.security import LOOPBACK
 
 NAME = "Apache Kafka 4.3"
 HEAP_MB = 1024
@@ -39,8 +48,6 @@ SETTINGS = """\
 process.roles=broker,controller
 node.id={node_id}
 controller.quorum.voters={voters}
-listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{broker}
 controller.listener.names=CONTROLLER
 log.dirs={folder}/data
 num.network.threads=3
@@ -59,6 +66,37 @@ auto.create.topics.enable=false
 log.segment.delete.delay.ms=1000
 """
 
+PLAINTEXT_SETTINGS = """\
+listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{broker}
+"""
+
+SASL_SETTINGS = """\
+listeners=CLIENTS://127.0.0.1:{broker},BROKERS://127.0.0.1:{internal},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=CLIENTS://127.0.0.1:{broker},BROKERS://127.0.0.1:{internal}
+listener.security.protocol.map=CLIENTS:{protocol},BROKERS:{inner_protocol},CONTROLLER:{inner_protocol}
+inter.broker.listener.name=BROKERS
+sasl.enabled.mechanisms={mechanism}
+listener.name.clients.{mechanism_key}.sasl.jaas.config=\
+org.apache.kafka.common.security.scram.ScramLoginModule required;
+"""
+
+TLS_SETTINGS = """\
+ssl.keystore.type=PEM
+ssl.keystore.location={keystore}
+ssl.truststore.type=PEM
+ssl.truststore.location={authorities}
+ssl.enabled.protocols={version}
+ssl.cipher.suites={cipher}
+listener.name.brokers.ssl.client.auth=required
+listener.name.controller.ssl.client.auth=required
+"""
+
+AUTHORIZER_SETTINGS = """\
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users={super_users}
+"""
+
 _libc = ctypes.CDLL(None)
 
 
@@ -68,22 +106,25 @@ class KafkaServer:
     def __init__(self, folder: Path, setup: Setup, heap_mb: int = HEAP_MB) -> None:
         self.setup = setup
         self._heap_mb = heap_mb
-        ports = free_ports(2 * setup.nodes)
-        self._brokers, controllers = ports[: setup.nodes], ports[setup.nodes :]
+        ports = iter(free_ports(3 * setup.nodes))
+        self._brokers, self._internal, self._controllers = (
+            list(itertools.islice(ports, setup.nodes)) for _ in range(3)
+        )
+        self._certificates = folder / "certs"
+        self._password = secrets.token_urlsafe()
         self._folders = [folder / f"kafka-{index}" for index in range(1, setup.nodes + 1)]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        voters = ",".join(f"{index}@127.0.0.1:{port}" for index, port in enumerate(controllers, 1))
+        voters = ",".join(f"{index}@127.0.0.1:{port}" for index, port in enumerate(self._controllers, 1))
         for index, own in enumerate(self._folders):
             own.mkdir(parents=True)
             text = SETTINGS.format(
                 node_id=index + 1,
                 voters=voters,
-                broker=self._brokers[index],
-                controller=controllers[index],
                 folder=own,
                 replicas=setup.nodes,
                 in_sync_least=2 if setup.nodes > 2 else 1,
             )
+            text += self._security(index)
             if setup.durability == "synced":
                 text += "log.flush.interval.messages=1\n"
             if heap_mb < HEAP_MB:
@@ -94,6 +135,15 @@ class KafkaServer:
     @property
     def bootstrap(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self._brokers)
+
+    @property
+    def target(self) -> Target:
+        protocol = self.setup.protocol
+        if protocol == "PLAINTEXT":
+            return self.bootstrap
+        authorities = str(self._certificates / "ca.pem") if protocol == "SASL_SSL" else ""
+        security = ClientSecurity(protocol, MECHANISM, ADMINISTRATOR, self._password, authorities=authorities)
+        return ClientSettings(self.bootstrap, security)
 
     @property
     def pids(self) -> list[int]:
@@ -133,13 +183,43 @@ class KafkaServer:
                 process.kill()
                 process.wait(STOP_TIMEOUT_S)
 
-    def _format(self) -> None:
-        commands = [
-            self._java(
-                "kafka.tools.StorageTool", "format", "-t", apache_kafka.CLUSTER_ID, "-c", str(own / "server.properties")
+    def _security(self, index: int) -> str:
+        """Return the settings of one node's listeners, and issue its certificate."""
+        setup = self.setup
+        ports = {"broker": self._brokers[index], "controller": self._controllers[index]}
+        if setup.protocol == "PLAINTEXT":
+            return PLAINTEXT_SETTINGS.format(**ports)
+        is_encrypted = setup.protocol == "SASL_SSL"
+        text = SASL_SETTINGS.format(
+            **ports,
+            internal=self._internal[index],
+            protocol=setup.protocol,
+            inner_protocol="SSL" if is_encrypted else "PLAINTEXT",
+            mechanism=MECHANISM,
+            mechanism_key=MECHANISM.lower(),
+        )
+        nodes = ["User:ANONYMOUS"]
+        if is_encrypted:
+            folder = self._certificates
+            authority = create_authority(folder) if index == 0 else load_authority(folder)
+            certificate, key = authority.issue(folder, f"node-{index + 1}", LOOPBACK)
+            keystore = folder / f"node-{index + 1}-keystore.pem"
+            keystore.touch(0o600)
+            keystore.write_bytes(key.read_bytes() + certificate.read_bytes())
+            text += TLS_SETTINGS.format(
+                keystore=keystore, authorities=authority.certificate_path, version=TLS_VERSION, cipher=TLS_CIPHER
             )
-            for own in self._folders
-        ]
+            nodes = [f"User:CN=node-{number}" for number in range(1, setup.nodes + 1)]
+        if setup.has_authorizer:
+            text += AUTHORIZER_SETTINGS.format(super_users=";".join([f"User:{ADMINISTRATOR}", *nodes]))
+        return text
+
+    def _format(self) -> None:
+        more = []
+        if self.setup.protocol != "PLAINTEXT":
+            more = ["--add-scram", f"{MECHANISM}=[name={ADMINISTRATOR},password={self._password}]"]
+        tool = ("kafka.tools.StorageTool", "format", "-t", apache_kafka.CLUSTER_ID, *more, "-c")
+        commands = [self._java(*tool, str(own / "server.properties")) for own in self._folders]
         formatting = [
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             for command in commands

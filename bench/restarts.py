@@ -58,9 +58,9 @@ def large_log(gigabytes: int) -> Callable[[Life], Iterator[Figure]]:
     return run
 
 
-def no_files_for(partitions: int, files_max: int) -> str | None:
-    """Return why a server cannot open this many partitions here, or None if it can."""
-    needed = partitions * FILES_PER_PARTITION + FILES_SPARE
+def no_files_for(count: int, files_max: int, files_each: int = FILES_PER_PARTITION) -> str | None:
+    """Return why a process cannot open this many partitions, or other files, here, or None if it can."""
+    needed = count * files_each + FILES_SPARE
     return None if files_max >= needed else f"{needed} open files are needed, {files_max} allowed (ulimit -n)"
 
 

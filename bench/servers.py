@@ -2,6 +2,9 @@
 
 Both get the same partitions, replicas and `min.insync.replicas`. With the durability `replicated`, written records are
 acknowledged (Kafka's default); with `synced`, flushed records (Kafka with a flush for each append).
+
+With SASL_SSL clients authenticate by SCRAM-SHA-512, and the nodes authenticate each other by certificate. All traffic
+is encrypted, with TLS 1.3 and the same cipher on both sides (`bench.secure_clients.check_tls`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from chronik.client.properties import Target
+
 Durability = Literal["replicated", "synced"]
+ListenerProtocol = Literal["PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL"]
+MECHANISM = "SCRAM-SHA-512"
+ADMINISTRATOR = "admin"
+"""The user of all rows but that of ACLs: a super user, if the server has an authorizer."""
+TLS_VERSION = "TLSv1.3"
+TLS_CIPHER = "TLS_AES_256_GCM_SHA384"
+"""OpenSSL's first choice, which Chronik and librdkafka take. Kafka is restricted to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +32,12 @@ class Setup:
 
     nodes: int = 1
     durability: Durability = "replicated"
+    protocol: ListenerProtocol = "PLAINTEXT"
+    has_authorizer: bool = False
 
     def __str__(self) -> str:
-        return f"{self.nodes} node{'s' if self.nodes > 1 else ''}, {self.durability}"
+        protocol = "" if self.protocol == "PLAINTEXT" else f", {self.protocol}"
+        return f"{self.nodes} node{'s' if self.nodes > 1 else ''}, {self.durability}{protocol}"
 
 
 class ServerEnded(Exception):
@@ -36,6 +51,11 @@ class Server(Protocol):
 
     @property
     def bootstrap(self) -> str: ...
+
+    @property
+    def target(self) -> Target:
+        """Where and how clients connect: as the administrator, if the server authenticates them."""
+        ...
 
     @property
     def pids(self) -> list[int]:

@@ -6,21 +6,17 @@ becomes faster or slower favours neither side. Within a run of the servers all r
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from bench import chronik_server, kafka_server, restarts, transactions, workloads
-from bench.clients import NotMeasured, Topic, drive, drive_single_requests, wait_until_listening, write_to_all
+from bench import chronik_server, kafka_server, restarts, security, transactions, workloads
+from bench.clients import NotMeasured, Topic, drive, drive_single_requests
+from bench.lives import living
 from bench.processes import machine_time
 from bench.samples import Samples
 from bench.servers import Durability, ServerEnded, Setup, Side
-from bench.workloads import PARTITIONS, Life, Run, Scale
+from bench.workloads import Life, Run, Scale
 from chronik.cli.errors import CliError
 from chronik.client.errors import ClientError
 from chronik.local.errors import LocalClusterError
@@ -62,7 +58,8 @@ PARTS = (
     Part("failover", workloads.failover, (3,)),
 )
 GROWTH_PARTS = ("partitions", "restart", "sizes", "connections", "transactional-ids")
-NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS)
+SECURITY_PARTS = ("tls", "tls-connections", "acls")
+NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS, *SECURITY_PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +120,29 @@ def growth_plans(names: Sequence[str], repetitions: int, files_max: int, say: Ca
             yield Plan(f"{gigabytes} GB", setup, sides, repetitions, (restarts.large_log(gigabytes),))
 
 
+def security_plans(
+    names: Sequence[str], nodes: int | None, repetitions: int, files_max: int, say: Callable[[str], None]
+) -> Iterator[Plan]:
+    """Plan the runs with TLS, SASL and ACLs. `nodes` limits `tls` to setups with this many nodes."""
+    sides = (chronik_server.SIDE, kafka_server.SIDE)
+    if "tls" in names:
+        for count in (1, 3):
+            if nodes in (None, count):
+                setup = Setup(count, "replicated", "SASL_SSL", has_authorizer=True)
+                yield Plan(str(setup), setup, sides, repetitions, warm=(security.produce, security.consume))
+    if "tls-connections" in names:
+        setup = Setup(1, "replicated", "SASL_SSL", has_authorizer=True)
+        if reason := restarts.no_files_for(security.IDLE_CONNECTIONS, files_max, files_each=1):
+            say(f"skipped: {security.IDLE_CONNECTIONS:,} idle TLS connections: {reason}")
+            cold: tuple[Run, ...] = ()
+        else:
+            cold = (security.idle_connections,)
+        yield Plan("TLS connections", setup, sides, repetitions, cold, (security.new_connections,))
+    if "acls" in names:
+        setup = Setup(1, "replicated", "SASL_PLAINTEXT")
+        yield Plan(f"{security.ACLS:,} ACLs", setup, sides, repetitions, warm=(security.acl_cost,))
+
+
 class Comparison:
     """Runs plans and keeps their samples. A life that fails has no figures, and is reported at the end."""
 
@@ -168,27 +188,6 @@ class Comparison:
             for figure in run(life):
                 self._samples.add(side.name, figure)
                 self._say(f"   {figure.workload}, {figure.metric}: {figure.value:,.3f} {figure.unit}")
-
-
-@contextlib.contextmanager
-def living(side: Side, setup: Setup, scale: Scale) -> Iterator[Life]:
-    """Run a server on an empty folder; yield it after its first acknowledged write, and kill it at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="chronik-side-"))
-    try:
-        server = side.make(folder, setup)
-        try:
-            os.sync()  # unwritten data of the previous life must not slow down this one
-            launched_s = time.monotonic()
-            server.launch()
-            wait_until_listening(server)
-            topic = Topic(server, PARTITIONS, is_kept=True)
-            topic.create()
-            write_to_all(topic)
-            yield Life(server, scale, time.monotonic() - launched_s)
-        finally:
-            server.kill()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def smallest_heap_mb(say: Callable[[str], None]) -> int:

@@ -19,6 +19,7 @@ from bench.processes import usage_of
 from bench.samples import Figure
 from bench.workloads import KILOBYTE_RECORD, MEGABYTE, PARTITIONS, SETTLE_S, SIZE_NAMES, Life
 from chronik.cli.bench_report import percentiles
+from chronik.cli.client_properties import librdkafka_settings
 from chronik.cli.options import with_cluster
 from chronik.client.cluster import TRANSACTION_COORDINATOR, Cluster, Deadline
 from chronik.client.errors import raise_for
@@ -38,7 +39,7 @@ class TransactionalProducer:
         self._topic = topic.name
         self._producer = Producer(
             {
-                "bootstrap.servers": topic.bootstrap,
+                **librdkafka_settings(topic.bootstrap),
                 "transactional.id": transactional_id or topic.name,
                 "linger.ms": linger_ms,
                 "log_level": 0,

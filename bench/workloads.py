@@ -15,7 +15,7 @@ from typing import Any
 from bench.clients import NotMeasured, Topic, drive, drive_single_requests
 from bench.processes import usage_of
 from bench.samples import Figure
-from bench.servers import Server, Setup
+from bench.servers import Server, Setup, Side
 from chronik.cli.failover_stream import FailoverStream
 from chronik.cli.options import with_cluster
 
@@ -49,6 +49,7 @@ class Life:
     server: Server
     scale: Scale
     start_s: float
+    side: Side
 
     @property
     def setup(self) -> Setup:
@@ -92,8 +93,8 @@ def produce(life: Life) -> Iterator[Figure]:
             with Topic(life.server, PARTITIONS) as topic:
                 figures = drive(topic, "produce", records, size_bytes, acks=acks)
             workload = f"produce {SIZE_NAMES[size_bytes]}, acks={acks}, {life.setup}"
-            yield _figure(figures, workload, "records", "1/s", figures["records_per_s"], ">= 1.0")
-            yield _figure(figures, workload, "server CPU", "ms/MB", figures["broker_cpu_ms_per_mb"], "<= 1.0")
+            yield figure_of(figures, workload, "records", "1/s", figures["records_per_s"], ">= 1.0")
+            yield figure_of(figures, workload, "server CPU", "ms/MB", figures["broker_cpu_ms_per_mb"], "<= 1.0")
 
 
 def consume(life: Life) -> Iterator[Figure]:
@@ -104,8 +105,8 @@ def consume(life: Life) -> Iterator[Figure]:
         for clients in (1, CONSUMERS):
             figures = drive(topic, "consume", topic.available(), KILOBYTE_RECORD, clients=clients)
             workload = f"consume 1 KB, {clients} consumer{'s' if clients > 1 else ''}, {_nodes(life)}"
-            yield _figure(figures, workload, "throughput", "MB/s", figures["mb_per_s"], ">= 1.0")
-            yield _figure(figures, workload, "server CPU", "ms/MB", figures["broker_cpu_ms_per_mb"], "<= 1.0")
+            yield figure_of(figures, workload, "throughput", "MB/s", figures["mb_per_s"], ">= 1.0")
+            yield figure_of(figures, workload, "server CPU", "ms/MB", figures["broker_cpu_ms_per_mb"], "<= 1.0")
 
 
 def latency(life: Life) -> Iterator[Figure]:
@@ -129,15 +130,15 @@ def latency(life: Life) -> Iterator[Figure]:
         workload = f"end to end at {rate:,} records/s, {kind}, {life.setup}"
         goal = "<= 1.0" if idempotent else None  # Apache Kafka collapses there: reported, but not counted as met
         for metric in ("p50", "p99"):
-            yield _figure(figures, workload, metric, "ms", figures["latency_ms"][metric], goal)
+            yield figure_of(figures, workload, metric, "ms", figures["latency_ms"][metric], goal)
 
 
 def requests(life: Life) -> Iterator[Figure]:
     with Topic(life.server, PARTITIONS) as topic:
         figures = drive_single_requests(topic, 10, 5, life.scale.seconds(5.0))
     workload = f"one-record requests, 10 connections, {life.setup}"
-    yield _figure(figures, workload, "requests", "1/s", figures["records_per_s"], ">= 0.5")
-    yield _figure(figures, workload, "p99", "ms", figures["latency_ms"]["p99"], "<= 2.0")
+    yield figure_of(figures, workload, "requests", "1/s", figures["records_per_s"], ">= 0.5")
+    yield figure_of(figures, workload, "p99", "ms", figures["latency_ms"]["p99"], "<= 2.0")
 
 
 def loaded_memory(life: Life) -> Iterator[Figure]:
@@ -169,8 +170,8 @@ def record_sizes(life: Life) -> Iterator[Figure]:
             figures = drive(topic, "produce", max(50, records // (20 if life.scale.quick else 1)), size_bytes)
         series, workload = "record size", f"produce {size_bytes:,} B records, {_nodes(life)}"
         cost = figures["broker_cpu_ms_per_mb"]
-        yield _figure(figures, workload, "server CPU", "ms/MB", cost, series=series, x=float(size_bytes))
-        yield _figure(figures, workload, "throughput", "MB/s", figures["mb_per_s"])
+        yield figure_of(figures, workload, "server CPU", "ms/MB", cost, series=series, x=float(size_bytes))
+        yield figure_of(figures, workload, "throughput", "MB/s", figures["mb_per_s"])
 
 
 def connections(life: Life) -> Iterator[Figure]:
@@ -180,8 +181,8 @@ def connections(life: Life) -> Iterator[Figure]:
             figures = drive_single_requests(topic, count, 1, life.scale.seconds(4.0))
         series, workload = "connections", f"one-record requests, one on each of {count:,} connections, {_nodes(life)}"
         cost = figures["broker_cpu_us_per_record"]
-        yield _figure(figures, workload, "server CPU", "us/request", cost, series=series, x=float(count))
-        yield _figure(figures, workload, "requests", "1/s", figures["records_per_s"])
+        yield figure_of(figures, workload, "server CPU", "us/request", cost, series=series, x=float(count))
+        yield figure_of(figures, workload, "requests", "1/s", figures["records_per_s"])
 
 
 def _memory(life: Life, when: str) -> Figure:
@@ -191,7 +192,7 @@ def _memory(life: Life, when: str) -> Figure:
     return Figure(workload, "all server processes", "MB", resident_mb, "<= 0.2", resident_mb=resident_mb)
 
 
-def _figure(
+def figure_of(
     figures: dict[str, Any], workload: str, metric: str, unit: str, value: float, goal: str | None = None, **more: Any
 ) -> Figure:
     usage = {"cpu_s": figures["broker_cpu_s"], "resident_mb": figures["broker_rss_bytes"] / MEGABYTE}
