@@ -10,8 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := .tools
 PYTEST_ARGS ?=
-# Test files that run at the same time.
-JOBS ?= 2
+# Test files that run at the same time: more than 2 cores can run, because many tests wait for timeouts of the cluster.
+JOBS ?= 3
 QUICK := $(addprefix tests/,wire storage raft metadata replication groups client observe doctor test_docs.py)
 BENCH_ARGS ?=
 # Of `make soak`: how long, and the seed that an earlier run printed.
@@ -29,7 +29,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup bytecode demo test test-quick check bench soak soak-counts clean
+.PHONY: help setup bytecode demo test test-quick check audit bench soak soak-counts clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile
@@ -51,11 +51,14 @@ test: check $(TOOLS_STAMP) $(SPARK_ARCHIVE) bytecode ## check, then the whole su
 test-quick: check bytecode ## check, then the tests of the pure packages, storage and the client: about 90 seconds
 	@$(BIN)/python -m pytest -q -n $(JOBS) $(QUICK) $(PYTEST_ARGS)
 
-check: $(DEV_STAMP) ## format, lint, types, import direction
+check: $(DEV_STAMP) ## format, lint, security rules, types, import direction
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy --strict
-	@$(BIN)/python -m pytest -q tests/test_rooms.py
+	@$(BIN)/python -m pytest -q tests/test_rooms.py tests/test_asserts.py
+
+audit: $(VENV_STAMP) ## known vulnerabilities of the pinned versions, if an index of advisories can be reached
+	@$(BIN)/python scripts/audit $(TOOLS)/audit
 
 bench: $(DEV_STAMP) $(TOOLS_STAMP) bytecode ## Chronik against its goals and beside Apache Kafka; writes bench/results
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)

@@ -31,8 +31,22 @@ NODES = pytest.StashKey[list[Node]]()
 
 LONG = ("spark", "cluster", "faults", "cli", "sim")
 """Folders of tests with long files."""
+LONGEST = ("tests/spark/test_sink_crash.py", "tests/cli/test_demo.py", "tests/spark/test_land_crash.py")
+"""Files that take long because of one test, which starts JVMs of its own."""
 TOGETHER = {
-    "Spark, Apache Kafka": ("tests/spark/*", "tests/pipeline/test_apache_kafka.py", "tests/pipeline/test_audit_log.py"),
+    "Spark, Apache Kafka": (
+        "tests/spark/test_apache_kafka.py",
+        "tests/spark/test_audit*.py",
+        "tests/spark/test_land.py",
+        "tests/spark/test_land_errors.py",
+        "tests/spark/test_land_masters_and_sources.py",
+        "tests/spark/test_sink.py",
+        "tests/spark/test_source.py",
+        "tests/spark/test_traces.py",
+        "tests/pipeline/test_apache_kafka.py",
+        "tests/pipeline/test_audit_log.py",
+        "tests/pipeline/test_sink.py",
+    ),
     "shared_nodes, kafka_tools": (
         "tests/cluster/test_dashboard.py",
         "tests/cluster/test_metadata.py",
@@ -61,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the long files first, those of different folders in turn, if several workers share the tests.
 
-    So the workers end at about the same time, and not all of them run Spark at once.
+    So the workers end at about the same time, and while some tests compute, others wait.
     """
     if not hasattr(config, "workerinput"):
         return
@@ -69,8 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         files.setdefault(item.path, []).append(item)
     long = [[path for path in files if path.parent.name == folder] for folder in LONG]
-    first = [path for turn in zip_longest(*long) for path in turn if path is not None]
-    order = dict.fromkeys([*first, *files])
+    in_turn = [path for turn in zip_longest(*long) for path in turn if path is not None]
+    longest = [path for name in LONGEST for path in files if path.match(name)]
+    order = dict.fromkeys([*in_turn[:1], *longest, *in_turn, *files])  # the first is of the longest group: Spark
     items[:] = [item for path in order for item in files[path]]
 
 

@@ -26,6 +26,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("transactions",),
     ("groups", "replication", "metadata", "raft"),
     ("client", "storage", "observe"),
+    ("authentication", "authorization", "quotas"),
     ("wire",),
 )
 # The same inside `node`: its packages and its modules.

@@ -8,7 +8,7 @@ from bench import kafka_server, workloads
 from bench.processes import cpu_ticks, machine_time, parent_of, usage_of, with_children
 from bench.restarts import no_files_for
 from bench.servers import CHRONIK, Setup
-from bench.side_by_side import NAMES, PARTS, bar, growth_plans, setup_plans
+from bench.side_by_side import NAMES, PARTS, bar, growth_plans, security_plans, setup_plans
 
 SETUPS = [Setup(1, "replicated"), Setup(1, "synced"), Setup(3, "replicated"), Setup(3, "synced")]
 SMALL = kafka_server.with_heap(128)
@@ -45,8 +45,27 @@ def test_failover_comes_last_since_it_leaves_a_node_short() -> None:
 
 def test_every_name_leads_to_a_plan() -> None:
     for name in NAMES:
-        plans = [*setup_plans([name], SETUPS, 1, None), *growth_plans([name], 1, 1_000_000, print)]
+        plans = [
+            *setup_plans([name], SETUPS, 1, None),
+            *growth_plans([name], 1, 1_000_000, print),
+            *security_plans([name], None, 1, 1_000_000, print),
+        ]
         assert plans, name
+
+
+def test_tls_is_compared_on_one_node_and_on_three() -> None:
+    plans = list(security_plans(["tls"], None, 1, 1_000_000, print))
+    assert [(plan.setup.nodes, plan.setup.protocol) for plan in plans] == [(1, "SASL_SSL"), (3, "SASL_SSL")]
+    (three,) = security_plans(["tls"], 3, 1, 1_000_000, print)
+    assert three.setup.nodes == 3
+
+
+def test_idle_connections_without_enough_open_files_are_left_out_with_the_reason() -> None:
+    said: list[str] = []
+    (plan,) = security_plans(["tls-connections"], None, 1, 1_024, said.append)
+    assert plan.cold == ()
+    assert plan.warm
+    assert "1,000 idle TLS connections" in said[0]
 
 
 def test_points_without_enough_open_files_are_left_out_with_the_reason() -> None:

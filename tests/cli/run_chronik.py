@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cli.command_server import command_server
+from tests.support.command_server import run_command
 from tests.support.node import Node
 
 from chronik.client.cluster import Cluster
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def chronik(*arguments: str, stdin: str = "", timeout_s: float = 60.0, cwd: Path | None = None) -> Outcome:
-    done = command_server().run(arguments, stdin, timeout_s, cwd)
+    done = run_command(arguments, stdin, timeout_s, cwd)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 

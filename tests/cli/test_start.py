@@ -100,6 +100,20 @@ def test_start_prints_the_ports_that_the_system_chose(tmp_path: Path) -> None:
     assert events[-1] == "stopped"
 
 
+def test_other_users_of_the_machine_cannot_read_what_a_node_stores(tmp_path: Path) -> None:
+    folder = tmp_path / "n"
+    command = [str(CHRONIK), "start", "--data-dir", str(folder), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, umask=0) as process:
+        assert process.stdout is not None
+        assert "is ready" in process.stdout.readline()
+        created = [folder, *folder.rglob("*")]
+        modes = {path.name: path.stat().st_mode & 0o077 for path in created}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert {"n", "logs", "metadata.db", "metadata.db-wal"} <= modes.keys()
+    assert set(modes.values()) == {0}
+
+
 def test_log_level_error_silences_lower_levels(tmp_path: Path) -> None:
     command = [str(CHRONIK), "start", "--data-dir", str(tmp_path / "n"), "--listen", "127.0.0.1:0"]
     command += ["--log-level", "error"]

@@ -62,7 +62,7 @@ def test_trace_tail_sorts_events_by_time_and_retries_a_node_that_does_not_answer
     rings = {1: ring_of(1), 2: ring_of(2)}
     away: set[int] = set()
 
-    async def addresses(bootstrap: str, topic: str) -> dict[int, str]:
+    async def addresses(*_: object) -> dict[int, str]:
         return {node: str(node) for node in rings}
 
     async def ask(self: TracePages, **question: int) -> Sequence[Trace]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from chronik.wire.api import ApiKey, response_header_is_flexible
 from chronik.wire.frames import read_request_header, response_prefix
@@ -14,6 +15,7 @@ from chronik.wire.messages import read_request, write_response
 Values = Mapping[str, Any]
 Handler = Callable[[Any], Values | None]
 
+FRAME_BYTES_MAX = 100 * 1024 * 1024
 VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
     ApiKey.API_VERSIONS: (0, 3),
     ApiKey.METADATA: (0, 12),
@@ -27,7 +29,13 @@ VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
 class FakeBroker:
     """Answers each API with its handler's values, or never if the handler returns None. Records all requests."""
 
-    def __init__(self, handlers: Mapping[ApiKey, Handler] | None = None, node_id: int = 1) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[ApiKey, Handler] | None = None,
+        node_id: int = 1,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._context = context
         self.node_id = node_id
         self.handlers: dict[ApiKey, Handler] = dict(handlers or {})
         self.asked: list[tuple[ApiKey, Any]] = []
@@ -36,8 +44,8 @@ class FakeBroker:
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def __aenter__(self) -> FakeBroker:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -65,6 +73,9 @@ class FakeBroker:
         try:
             while True:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
+                if size > FRAME_BYTES_MAX:
+                    writer.close()
+                    return
                 await self._answer(memoryview(await reader.readexactly(size)), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             return

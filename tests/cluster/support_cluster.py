@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from tests.cluster.support_links import Links
 from tests.node.support_wire import ConnectionEnded, WireClient, unique
 from tests.support.eventually import eventually
+from tests.support.forked_node import spawn_node
 from tests.support.slow_disk import FREEZE, HANG
 from tests.support.slow_node import SLOW_NODE, slow_reads, slow_syncs, with_this_launcher
 
@@ -66,9 +67,9 @@ class Nodes(LocalCluster):
     ) -> None:
         environment = tied_environment()
         if disk_switches:
-            super().__init__(str(folder), command=SLOW_NODE, environment=with_this_launcher(environment))
-        else:
-            super().__init__(str(folder), command=TIED_NODE, environment=environment)
+            environment = with_this_launcher(environment)
+        command = SLOW_NODE if disk_switches else TIED_NODE
+        super().__init__(str(folder), command=command, environment=environment, spawn=spawn_node)
         self.links = Links()
         self._is_cuttable = cuttable
         self._has_started = False

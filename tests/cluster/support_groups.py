@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from tests.cluster.support_logins import Login
 from tests.cluster.support_recorder import RecordedConsumer, Recorder, named
 from tests.node.support_wire import WireClient
 
@@ -65,7 +66,7 @@ class GroupConsumer(RecordedConsumer):
         self,
         recorder: Recorder,
         name: str,
-        bootstrap: str,
+        login: str | Login,
         topic: str,
         group: str,
         commits: Commits,
@@ -76,7 +77,7 @@ class GroupConsumer(RecordedConsumer):
         self._commits = commits
         self._is_owing = False
         self.assignments = 0
-        super().__init__(recorder, name, bootstrap, topic, (), options={**GROUP, "group.id": group, **(options or {})})
+        super().__init__(recorder, name, login, topic, (), options={**GROUP, "group.id": group, **(options or {})})
 
     def _begin(self) -> None:
         self._consumer.subscribe(
@@ -98,6 +99,7 @@ class GroupConsumer(RecordedConsumer):
     def _committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the group's committed offsets; retry until the coordinator, which may be changing, answers."""
         while True:
+            self._login.refresh()
             try:
                 found: list[TopicPartition] = consumer.committed(partitions, timeout=2.0)
             except KafkaException:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from tests.cluster.support_logins import FollowedLogin, Login
 
 from chronik.testing.operations import (
     Assigned,
@@ -53,6 +54,8 @@ CONSUMER = {
     "statistics.interval.ms": 1_000,
 }
 
+UNUSED_GROUPS = "unused-"
+"""The prefix of the group ids of consumers that use none: librdkafka requires one."""
 UNANSWERED_MAX = 2_000
 FILLER_BYTES_MAX = 700
 POLL_RECORDS_MAX = 500
@@ -73,6 +76,7 @@ SHOWN_STATISTICS = (
 )
 """What librdkafka's statistics say of a partition: who serves it, who leads it, and how far the client is."""
 FLUSH_TIMEOUT_S = 130.0
+FLUSH_STEP_S = 1.0
 JOIN_TIMEOUT_S = 150.0
 
 
@@ -169,7 +173,7 @@ class RecordedProducer(RecordedClient):
         self,
         recorder: Recorder,
         name: str,
-        bootstrap: str,
+        login: str | Login,
         topic: str,
         partitions: Sequence[int],
         *,
@@ -181,9 +185,11 @@ class RecordedProducer(RecordedClient):
         self.ends: dict[str, int] = {}
         """By partition: the offset after the last acknowledged record."""
         self._pause_s = len(partitions) / rate_per_s
+        login = Login.of(login)
         self._producer = Producer(
-            {**PRODUCER, "bootstrap.servers": bootstrap, "client.id": name, "error_cb": self._error, **(options or {})}
+            {**PRODUCER, **login.options, "client.id": name, "error_cb": self._error, **(options or {})}
         )
+        self._login = FollowedLogin(login, self._producer)
         self._thread.start()
 
     def abandon(self) -> None:
@@ -196,13 +202,16 @@ class RecordedProducer(RecordedClient):
         number = 0
         next_s = time.monotonic()
         while not self._stop.is_set():
+            self._login.refresh()
             if self.unanswered < UNANSWERED_MAX:
                 for partition in self._partitions:
                     self._send(f"{self.name}/{partition}/{number}", partition)
                 number += 1
             next_s = max(next_s + self._pause_s, time.monotonic() - 0.1)
             self._producer.poll(max(0.0, next_s - time.monotonic()))
-        self._producer.flush(FLUSH_TIMEOUT_S)
+        until_s = time.monotonic() + FLUSH_TIMEOUT_S
+        while self._producer.flush(FLUSH_STEP_S) and time.monotonic() < until_s:
+            self._login.refresh()
 
     def _send(self, value: str, partition: int) -> None:
         self.unanswered += 1
@@ -237,7 +246,7 @@ class RecordedConsumer(RecordedClient):
         self,
         recorder: Recorder,
         name: str,
-        bootstrap: str,
+        login: str | Login,
         topic: str,
         partitions: Sequence[int],
         *,
@@ -249,17 +258,19 @@ class RecordedConsumer(RecordedClient):
         self.next_offsets = dict.fromkeys([*(named(topic, partition) for partition in partitions), *others], 0)
         self._is_read_committed = (options or {}).get("isolation.level") == "read_committed"
         self._statistics = "{}"
+        login = Login.of(login)
         self._consumer = Consumer(
             {
                 **CONSUMER,
                 "auto.offset.reset": "error",
-                "bootstrap.servers": bootstrap,
-                "group.id": f"unused-{name}",
+                **login.options,
+                "group.id": f"{UNUSED_GROUPS}{name}",
                 "client.id": name,
                 "stats_cb": self._keep_statistics,
                 **(options or {}),
             }
         )
+        self._login = FollowedLogin(login, self._consumer)
         self._thread.start()
 
     def describe(self, where: str) -> str:
@@ -300,6 +311,7 @@ class RecordedConsumer(RecordedClient):
         self._consumer.assign(positions(self.next_offsets))
 
     def _poll(self) -> list[Message]:
+        self._login.refresh()
         invoked_s = self._recorder.now_s()
         good: list[Message] = []
         for message in self._consumer.consume(POLL_RECORDS_MAX, POLL_TIMEOUT_S):
@@ -335,6 +347,7 @@ def is_passing(error: KafkaError) -> bool:
         KafkaError._TIMED_OUT,
         KafkaError._RESOLVE,
         KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError._AUTHENTICATION,  # its password was changed, and it has not received the new one yet
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,

@@ -15,6 +15,7 @@ ALONE_TIMEOUT_S = 30.0
 RUNNER = Path(__file__).resolve().parents[1] / "clients" / "java" / "ToolRunner.java"
 
 TOOLS = {
+    "kafka-acls": "org.apache.kafka.tools.AclCommand",
     "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
     "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
     "kafka-configs": "kafka.admin.ConfigCommand",

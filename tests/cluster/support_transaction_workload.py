@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from tests.clients.drivers.java import Jvm
 from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_logins import Logins
 from tests.cluster.support_recorder import COMMON, RecordedConsumer, RecordedProducer, Recorder, named, positions
 from tests.cluster.support_transactions import (
     ConfluentTransactions,
@@ -42,6 +43,16 @@ FINAL_READER = "final"
 ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 
 
+def transaction_topics(nodes: Nodes) -> list[str]:
+    """Create the topics of a workload: input, side and output."""
+    return [nodes.new_topic(PARTITIONS, segment_bytes=str(SEGMENT_BYTES)) for _ in range(3)]
+
+
+def transformers_of(topic: str) -> str:
+    """Return the group of the transformers that consume the topic; their transactional ids begin with it."""
+    return f"transformers-of-{topic}"
+
+
 class TransactionWorkload:
     """Writers over the topics `input` and `side`; transformers from `input` to `output`; readers of all three topics.
 
@@ -49,22 +60,31 @@ class TransactionWorkload:
     writer is a Java client.
     """
 
-    def __init__(self, nodes: Nodes, seed: str, jvm: Jvm | None = None, transformers: int = TRANSFORMERS) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        seed: str,
+        jvm: Jvm | None = None,
+        transformers: int = TRANSFORMERS,
+        logins: Logins | None = None,
+        topics: Sequence[str] = (),
+    ) -> None:
         self.nodes = nodes
+        self._logins = logins or Logins.plaintext(nodes.bootstrap)
         self.recorder = Recorder()
-        self.topics = [nodes.new_topic(PARTITIONS, segment_bytes=str(SEGMENT_BYTES)) for _ in range(3)]
+        self.topics = list(topics) or transaction_topics(nodes)
         self.input, self.side, self.output = self.topics
-        self._group = f"transformers-of-{self.input}"
+        self._group = transformers_of(self.input)
         self._seed = seed
         written = [(topic, partition) for topic in (self.input, self.side) for partition in range(PARTITIONS)]
         self._plain = RecordedProducer(
-            self.recorder, "plain", nodes.bootstrap, self.input, range(PARTITIONS), rate_per_s=PLAIN_RATE_PER_S
+            self.recorder, "plain", self._logins.producer, self.input, range(PARTITIONS), rate_per_s=PLAIN_RATE_PER_S
         )
         self.writers = [
             TransactionalWriter(
                 self.recorder,
                 f"w{index}",
-                partial(ConfluentTransactions, nodes.bootstrap, f"{self.input}-w{index}"),
+                partial(ConfluentTransactions, self._logins.transactions, f"{self.input}-w{index}"),
                 written,
                 self._chance(f"w{index}"),
             )
@@ -75,7 +95,7 @@ class TransactionWorkload:
                 TransactionalWriter(
                     self.recorder,
                     "java",
-                    partial(JavaTransactions, jvm, nodes.bootstrap, f"{self.input}-java"),
+                    partial(JavaTransactions, jvm, self._logins.transactions, f"{self.input}-java"),
                     written,
                     self._chance("java"),
                 )
@@ -84,7 +104,7 @@ class TransactionWorkload:
             Transformer(
                 self.recorder,
                 f"t{index}",
-                nodes.bootstrap,
+                self._logins.transactions,
                 self.input,
                 self._group,
                 [(self.output, partition) for partition in range(PARTITIONS)],
@@ -162,7 +182,7 @@ class TransactionWorkload:
 
     def _write_last(self, topic: str) -> dict[str, int]:
         """Write plain records to each partition, and return its end. A consumer at this end has passed all markers."""
-        producer = RecordedProducer(self.recorder, f"last-{topic}", self.nodes.bootstrap, topic, range(PARTITIONS))
+        producer = RecordedProducer(self.recorder, f"last-{topic}", self._logins.producer, topic, range(PARTITIONS))
         eventually(lambda: len(producer.ends) == PARTITIONS, END_TIMEOUT_S, "the last records are acknowledged")
         producer.stop()
         return dict(producer.ends)
@@ -179,7 +199,7 @@ class TransactionWorkload:
 
     def _is_transformed(self, ends: Mapping[str, int]) -> bool:
         invoked_s = self.recorder.now_s()
-        group = {**COMMON, **READ_COMMITTED, "bootstrap.servers": self.nodes.bootstrap, "group.id": self._group}
+        group = {**COMMON, **READ_COMMITTED, **self._logins.consumer.options, "group.id": self._group}
         consumer = Consumer(group)
         try:
             found = consumer.committed(positions(ends), timeout=10.0)
@@ -197,7 +217,7 @@ class TransactionWorkload:
     def _latest(self, isolation: IsolationLevel) -> dict[str, int]:
         places = [TopicPartition(topic, index) for topic in self.topics for index in range(PARTITIONS)]
         latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        admin = AdminClient({**COMMON, "bootstrap.servers": self.nodes.bootstrap})
+        admin = AdminClient({**COMMON, **self._logins.consumer.options})
         try:
             found = admin.list_offsets(dict.fromkeys(places, latest), isolation_level=isolation, request_timeout=10.0)
             return {named(place.topic, place.partition): answer.result().offset for place, answer in found.items()}
@@ -214,5 +234,5 @@ class TransactionWorkload:
     def _reader(self, name: str, options: dict[str, str]) -> RecordedConsumer:
         others = [named(topic, partition) for topic in (self.side, self.output) for partition in range(PARTITIONS)]
         return RecordedConsumer(
-            self.recorder, name, self.nodes.bootstrap, self.input, range(PARTITIONS), others=others, options=options
+            self.recorder, name, self._logins.consumer, self.input, range(PARTITIONS), others=others, options=options
         )

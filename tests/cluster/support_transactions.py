@@ -11,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from tests.clients.drivers.base import ClientError
 from tests.clients.drivers.java import Jvm
 from tests.cluster.support_groups import GROUP, SESSION_MS
+from tests.cluster.support_logins import FollowedLogin, Login
 from tests.cluster.support_recorder import (
     POLL_TIMEOUT_S,
     PRODUCER,
@@ -91,17 +94,19 @@ class TransactionalClient(Protocol):
 class ConfluentTransactions:
     """librdkafka's producer: protocol V1."""
 
-    def __init__(self, bootstrap: str, transactional_id: str) -> None:
+    def __init__(self, login: str | Login, transactional_id: str) -> None:
         self.retries = ""
+        login = Login.of(login)
         self._producer = Producer(
             {
                 **PRODUCER,
-                "bootstrap.servers": bootstrap,
+                **login.options,
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": TIMEOUT_MS,
                 "message.timeout.ms": TIMEOUT_MS,
             }
         )
+        self._login = FollowedLogin(login, self._producer)
 
     def open(self) -> None:
         self._retry(self._producer.init_transactions)
@@ -125,7 +130,29 @@ class ConfluentTransactions:
         self._serve(self._producer.poll, 0.0)
 
     def send_offsets(self, offsets: list[TopicPartition], group_metadata: Any) -> None:
-        self._retry(lambda timeout_s: self._producer.send_offsets_to_transaction(offsets, group_metadata, timeout_s))
+        """Send offsets. If the call ignores its timeout, abandon the producer.
+
+        librdkafka waits forever if the broker that coordinated the group is down and no longer in the metadata (its
+        issues 5456 and 5511).
+        """
+        send = self._producer.send_offsets_to_transaction
+
+        def within_bound(timeout_s: float) -> None:
+            sent: Future[None] = Future()
+
+            def run() -> None:
+                try:
+                    sent.set_result(send(offsets, group_metadata, timeout_s))
+                except Exception as error:
+                    sent.set_exception(error)
+
+            threading.Thread(target=run, daemon=True).start()
+            try:
+                sent.result(3 * timeout_s)
+            except TimeoutError:
+                raise ClientEnded("send_offsets_to_transaction() does not return") from None
+
+        self._retry(within_bound)
 
     def end(self, is_commit: bool) -> None:
         if not is_commit:
@@ -150,6 +177,7 @@ class ConfluentTransactions:
         until_s = time.monotonic() + END_TIMEOUT_S
         self.retries = ""
         while True:
+            self._login.refresh()
             try:
                 call(CALL_TIMEOUT_S)
                 return
@@ -172,11 +200,11 @@ class JavaTransactions:
 
     _numbers = itertools.count()
 
-    def __init__(self, jvm: Jvm, bootstrap: str, transactional_id: str) -> None:
+    def __init__(self, jvm: Jvm, login: str | Login, transactional_id: str) -> None:
         self.retries = ""
         self._jvm = jvm
         settings = {
-            "bootstrap.servers": bootstrap,
+            **Login.of(login).java_options,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": str(TIMEOUT_MS),
             "delivery.timeout.ms": str(TIMEOUT_MS),
@@ -386,14 +414,14 @@ class Transformer(RecordedConsumer):
         self,
         recorder: Recorder,
         name: str,
-        bootstrap: str,
+        login: str | Login,
         topic: str,
         group: str,
         output: Sequence[tuple[str, int]],
         chance: random.Random,
     ) -> None:
         self.transactions = RecordedTransactions(
-            recorder, name, lambda: ConfluentTransactions(bootstrap, f"{group}-{name}"), chance
+            recorder, name, lambda: ConfluentTransactions(login, f"{group}-{name}"), chance
         )
         self._group = group
         self._output = list(output)
@@ -404,7 +432,7 @@ class Transformer(RecordedConsumer):
             "isolation.level": "read_committed",
             "max.poll.interval.ms": SESSION_MS,
         }
-        super().__init__(recorder, name, bootstrap, topic, (), options=options)
+        super().__init__(recorder, name, login, topic, (), options=options)
 
     def _begin(self) -> None:
         self._consumer.subscribe(
@@ -425,6 +453,7 @@ class Transformer(RecordedConsumer):
     def _rewind(self) -> None:
         """Continue at the group's committed offsets."""
         while self.next_offsets:
+            self._login.refresh()
             invoked_s = self._recorder.now_s()
             try:
                 found = self._consumer.committed(positions(self.next_offsets), timeout=2.0)
@@ -447,6 +476,7 @@ class Transformer(RecordedConsumer):
         self._recorder.record(Assigned(at_s, self.name, offsets, self._group, is_read_committed=True))
 
     def _poll(self) -> list[Message]:
+        self._login.refresh()
         invoked_s, rebalances = self._recorder.now_s(), self._rebalances
         messages = [each for each in self._consumer.consume(TRANSFORMED_MAX, POLL_TIMEOUT_S) if each.error() is None]
         if not messages:

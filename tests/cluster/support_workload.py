@@ -8,9 +8,11 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_groups import SESSION_MS, Commits, GroupConsumer
+from tests.cluster.support_logins import Logins
 from tests.cluster.support_logs import replicas_agree
 from tests.cluster.support_recorder import (
     COMMON,
+    UNUSED_GROUPS,
     RecordedConsumer,
     RecordedProducer,
     Recorder,
@@ -33,6 +35,11 @@ SESSION_S = SESSION_MS / 1000 + 4.0
 FINAL_READER = "late"
 
 
+def group_of(topic: str) -> str:
+    """Return the group that a workload has on the topic."""
+    return f"group-of-{topic}"
+
+
 class Workload:
     """Two idempotent producers, a consumer by assignment and a group of two, on one topic of a running cluster.
 
@@ -48,22 +55,29 @@ class Workload:
         rate_per_s: float = 400.0,
         members: int = 2,
         rereads: bool = False,
+        logins: Logins | None = None,
     ) -> None:
         self.nodes = nodes
+        self._logins = logins or Logins.plaintext(nodes.bootstrap)
         self.topic = topic
         self.partitions = range(partitions)
         self.recorder = Recorder()
         self.commits = Commits()
         self.producers = [
             RecordedProducer(
-                self.recorder, f"p{index}", nodes.bootstrap, topic, self.partitions, rate_per_s=rate_per_s / PRODUCERS
+                self.recorder,
+                f"p{index}",
+                self._logins.producer,
+                topic,
+                self.partitions,
+                rate_per_s=rate_per_s / PRODUCERS,
             )
             for index in range(PRODUCERS)
         ]
         self.reader = self._reader("reader")
         self.rereaders = [self._reader("wanderer", WanderingConsumer)] if rereads else []
         self._rereads = rereads
-        self.group = f"group-of-{topic}"
+        self.group = group_of(topic)
         self.members: list[GroupConsumer] = []
         for index in range(members):
             self.new_member(f"member{index}")
@@ -83,11 +97,11 @@ class Workload:
         return [self.reader, *self.rereaders, *self.members]
 
     def _reader(self, name: str, kind: type[RecordedConsumer] = RecordedConsumer) -> RecordedConsumer:
-        return kind(self.recorder, name, self.nodes.bootstrap, self.topic, self.partitions)
+        return kind(self.recorder, name, self._logins.consumer, self.topic, self.partitions)
 
     def new_member(self, name: str) -> GroupConsumer:
         """Add a member to the group. It must read to the end unless it is stopped before."""
-        member = GroupConsumer(self.recorder, name, self.nodes.bootstrap, self.topic, self.group, self.commits)
+        member = GroupConsumer(self.recorder, name, self._logins.consumer, self.topic, self.group, self.commits)
         self.members.append(member)
         return member
 
@@ -147,7 +161,7 @@ class Workload:
 
     def ends(self) -> dict[str, int]:
         """Return the end offset of each partition, as a client sees it."""
-        consumer = Consumer({**COMMON, "bootstrap.servers": self.nodes.bootstrap, "group.id": "ends"})
+        consumer = Consumer({**COMMON, **self._logins.consumer.options, "group.id": f"{UNUSED_GROUPS}ends"})
         ends: dict[str, int] = {}
 
         def ask(partition: int) -> bool:

@@ -156,7 +156,8 @@ def test_a_standalone_node_never_exposes_its_secret(node: Node, start_stray: Sta
 def test_a_standalone_node_open_to_clients_keeps_its_internal_port_on_loopback(start_stray: StartStray) -> None:
     kafka = free_port(1)
     listen = {"kafka": f"0.0.0.0:{kafka}"}
-    started = start_stray({"listen": listen, "advertise": {"kafka": f"127.0.0.1:{kafka}"}})
+    accepted = {"advertise": {"kafka": f"127.0.0.1:{kafka}"}, "security": {"insecure": True}}
+    started = start_stray({"listen": listen, **accepted})
     eventually(lambda: started.is_ready or started.has_ended, OUTCOME_TIMEOUT_S, "it is ready")
     # Every address in 127.0.0.0/8 is this machine, but only a listener on all addresses answers here.
     socket.create_connection(("127.0.0.2", kafka), timeout=5).close()
@@ -217,7 +218,7 @@ def test_nodes_of_a_local_cluster_share_a_secret_and_never_expose_it(shared_node
     for node in shared_nodes:
         assert stat.S_IMODE(os.stat(f"{node.folder}/{SECRET_NAME}").st_mode) == 0o600
         shown: list[Any] = [shared_nodes.log_text(node.id), Path(node.config_path).read_text()]
-        shown += [Path(f"/proc/{node.process.pid}/{name}").read_text() for name in ("cmdline", "environ")]
+        shown += [Path(f"/proc/{node.process.pid}/cmdline").read_text(), str(shared_nodes._environment)]
         shown.append(node.get("/api/cluster")[1].decode())
         for text in shown:
             assert secret.strip() not in text

@@ -14,13 +14,16 @@ from chronik.doctor.diagnosis import Verdict
 from chronik.doctor.observations import (
     DOCTOR_CLIENT_ID,
     BlockingTransaction,
+    ConnectionFault,
     DamageSeen,
     Fetch,
     GroupSample,
     Member,
     Observations,
     PartitionSample,
+    Refusal,
     RejectionSample,
+    Throttle,
 )
 from chronik.doctor.rules import PRECEDENCE, judge
 from chronik.observe.traces import PartitionTrace, TraceRing
@@ -429,12 +432,22 @@ def everything() -> Observations:
     members = (Member("a", "stuck", "h", (4,)), Member("b", "uneven", "h", (5, 6)))
     seen.groups["g"] = [GroupSample(at_s, "Stable", members, {4: 1, 5: 1, 6: int(at_s) * 10}) for at_s in LONG_S]
     change(seen, 7, isr=(1, 2))
+    seen.connection_faults = (
+        ConnectionFault("expired-certificate", "the certificate is expired", 1),
+        ConnectionFault("wrong-listener", "the listener speaks TLS", 2),
+    )
+    seen.refusals = [Refusal("READ", "topic orders", "TOPIC_AUTHORIZATION_FAILED")]
+    seen.throttles = [Throttle(1.0, 1, 50.0), Throttle(2.0, 1, 50.0)]
     return seen
 
 
 CURES: dict[Verdict, Callable[[Observations], object]] = {
+    "expired-certificate": lambda seen: setattr(seen, "connection_faults", seen.connection_faults[1:]),
+    "wrong-listener": lambda seen: setattr(seen, "connection_faults", ()),
+    "not-authorized": lambda seen: seen.refusals.clear(),
     "no-leader": lambda seen: seen.partitions.pop(0),
     "watermark-not-advancing": lambda seen: seen.partitions.pop(1),
+    "throttled": lambda seen: seen.throttles.clear(),
     "fetch-hang": lambda seen: seen.fetches.clear(),
     "leadership-rejections": lambda seen: seen.rejections.clear(),
     "open-transaction": lambda seen: seen.partitions.pop(3),
@@ -455,8 +468,8 @@ def test_verdicts_follow_the_documented_order_of_precedence() -> None:
 
 def test_the_json_contains_the_documented_fields() -> None:
     diagnosis = judge(everything()).to_json()
-    assert diagnosis["verdict"] == "no-leader"
-    assert diagnosis["also"][0] == "watermark-not-advancing"
+    assert diagnosis["verdict"] == "expired-certificate"
+    assert diagnosis["also"][0] == "wrong-listener"
     assert {"verdict", "summary", "evidence", "partitions", "next_step"} <= diagnosis.keys()
     assert diagnosis["partitions"][2]["fetch_ms"] == 5000.0
     assert isinstance(diagnosis["evidence"][0]["text"], str)

@@ -3,8 +3,9 @@
 Time is divided into rounds. Each round creates a topic that clients write and read (`Workload`), and topics for
 transactions (`TransactionWorkload`). It injects a few faults or mixes with quiet periods between them. Then the checker
 verifies the clients' histories, every transaction has ended, and the replicas' files are compared. So nothing grows
-with the length of a campaign. The seed determines the victims, the faults, their durations and their order; how the
-machine reacts is not reproducible.
+with the length of a campaign. In every second round the clients use TLS, SASL and ACLs; an `Intruder` is refused in all
+rounds. The seed determines the victims, the faults, their durations and their order; how the machine reacts is not
+reproducible.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from tests.cluster.support_logs import replicas_agree, wait_until_replicas_agree
 from tests.cluster.support_offsets import OffsetWatch
 from tests.cluster.support_soak import SoakResults
 from tests.cluster.support_transaction_workload import PARTITIONS as TRANSACTION_PARTITIONS
-from tests.cluster.support_transaction_workload import TRANSFORMERS, TransactionWorkload
+from tests.cluster.support_transaction_workload import TRANSFORMERS, TransactionWorkload, transaction_topics
 from tests.cluster.support_workload import Workload
 from tests.faults.support_faults import ALONE, CAMPAIGN, FILE_DAMAGE, HARD, SOFT, possible
 from tests.faults.support_injector import FaultInjector
+from tests.faults.support_intruder import Intruder, Target
 
 from chronik.cli.options import with_cluster
 from chronik.client.topics import Topics
@@ -92,11 +94,16 @@ class Campaign:
         topic = nodes.new_topic(PARTITIONS, segment_bytes=str(SEGMENT_BYTES))
         history, transactional = (self._folder / f"{name}-{self._rounds}.jsonl" for name in ("history", "transactions"))
         taken = 0
+        name = f"{self._seed} {self._rounds}"
+        topics = transaction_topics(nodes)
+        security = self._injector.security
+        logins = security.admit(nodes, topic, topics) if self._is_secured else None
         with (
             OffsetWatch(nodes, topic, range(PARTITIONS)),
-            Workload(nodes, topic, PARTITIONS, rate_per_s=RATE_PER_S, rereads=True) as workload,
-            TransactionWorkload(nodes, f"{self._seed} {self._rounds}", self._jvm, self._transformers) as transactions,
+            Workload(nodes, topic, PARTITIONS, rate_per_s=RATE_PER_S, rereads=True, logins=logins) as workload,
+            TransactionWorkload(nodes, name, self._jvm, self._transformers, logins, topics) as transactions,
             OffsetWatch(nodes, transactions.input, range(TRANSACTION_PARTITIONS)),
+            Intruder(security, nodes, Target(topic, f"{transactions.input}-w0"), name) as intruder,
         ):
             workload.proceed(1)
             transactions.proceed()
@@ -107,7 +114,7 @@ class Campaign:
                 taken += 1
             report = workload.conclude(history)
             transaction_report = transactions.conclude(transactional)
-        self._judge(report, history)
+        self._judge(report, history, f"; refused an intruder {intruder.refused.total()} times")
         assert report.acknowledged == report.sent, f"{report}\nthe history is in {history}"
         self._judge(transaction_report, transactional, f"; commits/aborts/unknown: {transactions.summary()}")
         nodes.wait_in_sync()
@@ -118,9 +125,16 @@ class Campaign:
         nodes.no_surprises()
         history.unlink()
         transactional.unlink()
+        if self._is_secured:
+            security.dismiss(nodes)
         for each in (topic, *transactions.topics):
             self._delete(each)
         return taken
+
+    @property
+    def _is_secured(self) -> bool:
+        """Whether the clients of this round use TLS, SASL and ACLs: in every second round. The seed decides which."""
+        return (self._seed + self._rounds) % 2 == 0
 
     def _delete(self, topic: str) -> None:
         with_cluster(self._injector.nodes.bootstrap, lambda online: Topics(online).delete(topic))
@@ -170,7 +184,8 @@ class Campaign:
         if lag is not None:
             self._results.measure("campaign: worst real-time lag of a consumer", lag.seconds, "s")
         behind = "" if lag is None else f", a consumer behind for at most {lag.seconds:.1f} s"
-        self._say(f"       round {self._rounds}: {str(report).splitlines()[0]}{behind}{more}")
+        protocol = "SASL_SSL" if self._is_secured else "PLAINTEXT"
+        self._say(f"       round {self._rounds} ({protocol}): {str(report).splitlines()[0]}{behind}{more}")
         assert report.is_clean, f"{report}\nthe history is in {history}"
 
     def _compare_replicas(self, topic: str, ends: Mapping[str, int]) -> None:

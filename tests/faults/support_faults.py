@@ -11,6 +11,7 @@ import io
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
 from tests.cluster.support_cluster import Nodes, fill_disk
@@ -19,17 +20,22 @@ from tests.faults.support_file_faults import damaged_log, flipped_bit, lost_log,
 from tests.faults.support_injector import FaultInjector, LinkFaults
 from tests.faults.support_namespaces import CUT, LinkFault
 from tests.faults.support_overload import Storm
+from tests.faults.support_security import CLIENTS, REAUTHENTICATE_MS, ClusterSecurity
+from tests.node.support_wire import ConnectionEnded, WireClient
+from tests.support.eventually import eventually
 
 from chronik.cli.cluster_resize import add_node, remove_node
 from chronik.cli.errors import CliError
 from chronik.client.errors import ClientError
 from chronik.local.errors import LocalClusterError
+from chronik.local.node import LocalNode
 from chronik.wire.errors import KafkaError
 
 Fault = Callable[[FaultInjector, Workload], AbstractContextManager[None]]
 Choose = Callable[[FaultInjector, Workload], list[int]]
 
 STORM_CLIENTS = 2_000
+RELOAD_TIMEOUT_S = 60.0
 TRANSFERS = 4
 FREE_BYTES_MAX = 2 * 1024 * 1024
 CONTINUES_S_MAX = 20.0
@@ -303,6 +309,86 @@ def membership_change(injector: FaultInjector, workload: Workload) -> Iterator[N
         remove_node(injector.nodes, removed)
 
 
+# -- certificates and passwords ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def rotate_certificates(injector: FaultInjector, workload: Workload) -> Iterator[None]:
+    """Give all nodes certificates of another authority while they run; afterwards they refuse the old authority.
+
+    A node that is restarted then has to connect to all others with the new certificates only.
+    """
+    nodes, security = injector.nodes, injector.security
+    previous = security.trust_next()
+    _eventually_on_all(nodes, lambda node: security.accepts(node, previous + 1), "trust the new authority")
+    for node_id in injector.chance.sample(nodes.ids, len(nodes.ids)):
+        security.issue(node_id, nodes.host_of(node_id))
+    _eventually_on_all(nodes, security.presents_newest, "present their new certificates")
+    security.distrust_previous()
+    _eventually_on_all(nodes, lambda node: not security.accepts(node, previous), "refuse the old authority")
+    (restarted,) = injector.chance.sample(nodes.ids, 1)
+    injector.note(f"authority {previous + 1} for {previous}, restarted {restarted}")
+    nodes.stop(restarted)
+    workload.proceed(injector.progress)
+    nodes.start(restarted)
+    yield
+
+
+@contextmanager
+def change_credentials(injector: FaultInjector, workload: Workload) -> Iterator[None]:
+    """Change the passwords of all clients: the new ones are accepted, the old ones refused.
+
+    A connection that authenticated with an old password ends when it has to authenticate again.
+    """
+    nodes, security = injector.nodes, injector.security
+    clients_first = injector.chance.random() < 0.5
+    injector.note(f"passwords of {', '.join(CLIENTS)}, first told to the {'clients' if clients_first else 'cluster'}")
+    node = nodes.node(injector.chance.choice(nodes.ids))
+    name = injector.chance.choice(CLIENTS)
+    ends = f"node {node.id} ends the session of {name}"
+    with security.log_in(node, name) as stale:
+        before = len(security.revoked)
+        security.change_passwords(nodes, clients_first=clients_first)
+        revoked = security.revoked[before:]
+        tries = [(each, user, password) for each in nodes for user, password in revoked]
+        with ThreadPoolExecutor(len(tries)) as pool:  # the answer to a wrong password is seconds late
+            answers = list(pool.map(_is_accepted(security), tries))
+        accepted = [(each.id, user) for (each, user, _), is_in in zip(tries, answers, strict=True) if is_in]
+        assert not accepted, f"revoked passwords are accepted: {accepted}"
+        eventually(lambda: _has_ended(stale), 2 * REAUTHENTICATE_MS / 1000, ends)
+    workload.proceed(injector.progress)
+    yield
+
+
+def _is_accepted(security: ClusterSecurity) -> Callable[[tuple[LocalNode, str, str]], bool]:
+    def is_accepted(attempt: tuple[LocalNode, str, str]) -> bool:
+        try:
+            return security.is_accepted(*attempt)
+        except (OSError, ConnectionEnded):  # slow or lost packets
+            return False
+
+    return is_accepted
+
+
+def _has_ended(client: WireClient) -> bool:
+    """Return whether a session has ended: the node closes the connection at its next request."""
+    try:
+        client.metadata()
+    except (OSError, ConnectionEnded):
+        return True
+    return False
+
+
+def _eventually_on_all(nodes: Nodes, condition: Callable[[LocalNode], bool], what: str) -> None:
+    def is_met() -> bool:
+        try:
+            return all(map(condition, nodes))
+        except OSError as error:
+            raise AssertionError(repr(error)) from None
+
+    eventually(is_met, RELOAD_TIMEOUT_S, f"all nodes {what}")
+
+
 def _names(ids: list[int]) -> str:
     return ",".join(map(str, ids))
 
@@ -338,7 +424,13 @@ FILE_DAMAGE: dict[str, Fault] = {
     "short-log": short_log,
     "stale-folder": stale_folder,
 }
-ALONE: dict[str, Fault] = {"rolling-restart": rolling_restart, "membership-change": membership_change, **FILE_DAMAGE}
+ALONE: dict[str, Fault] = {
+    "rolling-restart": rolling_restart,
+    "membership-change": membership_change,
+    "rotate-certificates": rotate_certificates,
+    "change-credentials": change_credentials,
+    **FILE_DAMAGE,
+}
 CAMPAIGN: dict[str, Fault] = {**HARD, **SOFT, **ALONE}
 NEEDS_NAMESPACES = frozenset(["partition-one-way", "slow-packets", "lost-packets", "full-disk", "membership-change"])
 """Faults that are impossible on loopback: proxies forward streams, not packets, and the nodes share a disk."""

@@ -12,6 +12,7 @@ from typing import Any
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_workload import Workload
 from tests.faults.support_namespaces import CUT, HOST, LinkFault, Namespaces, NamespacesUnavailable
+from tests.faults.support_security import ClusterSecurity
 from tests.support.eventually import eventually
 
 from chronik.local.errors import LocalClusterError
@@ -25,18 +26,38 @@ RECOVERY_TIMEOUT_S = 120.0
 LinkFaults = Mapping[tuple[int, int], LinkFault]
 
 
-class NamespacedNodes(Nodes):
-    """Runs each node in its own network namespace, at its own address."""
+class CampaignNodes(Nodes):
+    """Runs secured nodes: with `namespaces`, each in its own one at its own address; otherwise on loopback."""
 
-    def __init__(self, folder: Path, count: int, settings: Mapping[str, Any], namespaces: Namespaces) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        settings: Mapping[str, Any],
+        security: ClusterSecurity,
+        namespaces: Namespaces | None,
+    ) -> None:
+        self._security = security
         self._namespaces = namespaces
-        super().__init__(folder, count, settings, disk_switches=True)
+        super().__init__(folder, count, settings, cuttable=namespaces is None, disk_switches=True)
 
     def host_of(self, node_id: int) -> str:
-        return self._namespaces.address(node_id)
+        return super().host_of(node_id) if self._namespaces is None else self._namespaces.address(node_id)
 
     def command_of(self, node_id: int) -> tuple[str, ...]:
-        return (*self._namespaces.enter(node_id), *super().command_of(node_id))
+        prefix = () if self._namespaces is None else self._namespaces.enter(node_id)
+        return (*prefix, *super().command_of(node_id))
+
+    def move_to(self, port: int) -> None:
+        super().move_to(port)
+        for node in self:
+            node.change(self._secured(node.id, node.kafka.port))
+
+    def _write_node(self, node_id: int, port: int, shared: Mapping[str, Any]) -> None:
+        super()._write_node(node_id, port, {**shared, **self._secured(node_id, port)})
+
+    def _secured(self, node_id: int, port: int) -> dict[str, Any]:
+        return self._security.node_settings(node_id, self.host_of(node_id), port)
 
 
 class FaultInjector:
@@ -45,10 +66,17 @@ class FaultInjector:
     Owned by the main thread: nodes are tied to the thread that starts them.
     """
 
-    def __init__(self, nodes: Nodes, chance: random.Random, namespaces: Namespaces | None = None) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        chance: random.Random,
+        namespaces: Namespaces | None = None,
+        security: ClusterSecurity | None = None,
+    ) -> None:
         self.nodes = nodes
         self.chance = chance
         self.namespaces = namespaces
+        self._security = security
         self.small_disks: list[int] = []
         self.notes: list[str] = []
         self.measured: list[tuple[str, float, float]] = []
@@ -61,6 +89,11 @@ class FaultInjector:
         self._link_faults: list[LinkFaults] = []
 
     # -- faults --------------------------------------------------------------------------------------------------------
+
+    @property
+    def security(self) -> ClusterSecurity:
+        assert self._security is not None, "only the nodes of a campaign are secured"
+        return self._security
 
     def note(self, text: str) -> None:
         """Add a note for the line that reports the fault."""
@@ -162,17 +195,16 @@ def campaign_cluster(folder: Path, seed: int, say: Callable[[str], None]) -> Ite
         except NamespacesUnavailable as reason:
             say(f"no network namespaces: {reason}")
             namespaces = None
-        if namespaces is None:
-            nodes = stack.enter_context(Nodes(folder, NODES, settings, cuttable=True, disk_switches=True))
-            injector = FaultInjector(nodes, random.Random(f"acts of {seed}"))
-        else:
-            small_disks = list(range(NODES + 1 - SMALL_DISKS, NODES + 1))
-            for node_id in small_disks:
-                disk = folder / f"node-{node_id}"
-                disk.mkdir(parents=True)
-                namespaces.mount_disk(disk, SMALL_DISK_BYTES)
-            nodes = stack.enter_context(NamespacedNodes(folder, NODES, settings, namespaces))
-            injector = FaultInjector(nodes, random.Random(f"acts of {seed}"), namespaces)
-            injector.small_disks = small_disks
+        small_disks = [] if namespaces is None else list(range(NODES + 1 - SMALL_DISKS, NODES + 1))
+        for node_id in small_disks:
+            disk = folder / f"node-{node_id}"
+            disk.mkdir(parents=True)
+            assert namespaces is not None
+            namespaces.mount_disk(disk, SMALL_DISK_BYTES)
+        security = ClusterSecurity(folder / "security")
+        nodes = stack.enter_context(CampaignNodes(folder, NODES, settings, security, namespaces))
+        injector = FaultInjector(nodes, random.Random(f"acts of {seed}"), namespaces, security)
+        injector.small_disks = small_disks
         nodes.start_all()
+        security.create_users(nodes)
         yield injector

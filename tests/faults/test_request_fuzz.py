@@ -17,7 +17,7 @@ from chronik.testing.fuzz.fuzzer import Finding, Fuzzer, replay
 from chronik.wire.api import ApiKey
 
 FINDINGS = sorted((Path(__file__).parent / "findings").glob("*.txt"))
-SHORT_RUN = 4_000
+SHORT_RUN = 6_000
 FULL_RUN = 1_000_000
 SEED = 1
 

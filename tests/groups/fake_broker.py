@@ -21,13 +21,14 @@ from chronik.groups.records import TopicPartition, group_partition
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import Assignment, Command, CreateTopic, DeleteTopic, RegisterBroker
 from chronik.metadata.events import Event
-from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage, TopicImage
+from chronik.metadata.image import DEFAULT_LISTENER, OFFSETS_TOPIC, ClusterImage, TopicImage
 from chronik.node.age_clock import AgeClock
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.environment import Environment
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
 from chronik.node.runtime import Runtime
+from chronik.node.serving.access import OPEN_ACCESS
 from chronik.observe.logging import make_logger
 from chronik.storage.producers import ProducerStates
 from chronik.wire.batch import encode_batch, encode_marker, read_batch_header, read_marker, stamp
@@ -249,12 +250,14 @@ class FakeBroker:
         """
         message = read_request(api.key, version, write_request(api.key, version, values))
         request = SimpleNamespace(
+            listener=DEFAULT_LISTENER,
             api_key=api.key,
             api_version=version,
             client_id="app",
             client_host="127.0.0.1",
             connection=SimpleNamespace(peer_id=peer_id),
             message=message,
+            access=OPEN_ACCESS,
         )
         handle = self.handlers[api.key].cold
         assert handle is not None

@@ -7,10 +7,12 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from chronik.authentication.scram import ScramCredential
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import (
     AllocateProducerIds,
     AlterConfigs,
+    AlterScramCredentials,
     Assignment,
     ChangePartition,
     ChangePartitions,
@@ -22,6 +24,8 @@ from chronik.metadata.commands import (
     FenceBroker,
     PartitionChange,
     RegisterBroker,
+    ScramKey,
+    ScramUpsert,
     ShutDownBroker,
     TopicChanges,
     UnfenceBroker,
@@ -38,6 +42,7 @@ from chronik.metadata.events import (
     PartitionsCreated,
     ProducerIdsAllocated,
     ReplicasChanged,
+    ScramCredentialsChanged,
     TopicCreated,
     TopicDeleted,
 )
@@ -317,3 +322,30 @@ def test_the_replicas_changed_event_precedes_the_leader_changed_event() -> None:
 def test_a_change_of_only_the_partition_epoch_emits_an_isr_changed_event() -> None:
     image, events = applied(CreateTopic("orders", ORDERS, (ON_ALL,)), ChangePartition(ORDERS, 0, 0, 1, (1, 2, 3)))
     assert events == [IsrChanged("orders", ORDERS, image.topics["orders"].partitions[0])]
+
+
+def test_scram_credentials_are_altered_as_a_whole() -> None:
+    credential, other = (ScramCredential(b"salt", b"stored", b"server", count) for count in (4096, 8192))
+    created = AlterScramCredentials(
+        upserts=(ScramUpsert("alice", "SCRAM-SHA-256", credential), ScramUpsert("bob", "SCRAM-SHA-512", credential))
+    )
+    image, events = applied(created)
+    assert image.scram == {"alice": {"SCRAM-SHA-256": credential}, "bob": {"SCRAM-SHA-512": credential}}
+    assert events == [ScramCredentialsChanged(("alice", "bob"))]
+    altered = AlterScramCredentials(
+        deletions=(ScramKey("bob", "SCRAM-SHA-512"),), upserts=(ScramUpsert("alice", "SCRAM-SHA-512", other),)
+    )
+    image, events = applied(altered, image=image)
+    assert image.scram == {"alice": {"SCRAM-SHA-256": credential, "SCRAM-SHA-512": other}}
+    assert events == [ScramCredentialsChanged(("alice", "bob"))]
+    missing = AlterScramCredentials(
+        deletions=(ScramKey("alice", "SCRAM-SHA-256"), ScramKey("bob", "SCRAM-SHA-512")),
+    )
+    refused(ErrorCode.resource_not_found, created, altered, missing)
+
+
+def test_no_representation_of_metadata_contains_keys() -> None:
+    credential = ScramCredential(b"salt", b"the-stored-key", b"the-server-key", 4096)
+    command = AlterScramCredentials(upserts=(ScramUpsert("alice", "SCRAM-SHA-256", credential),))
+    image, events = applied(command)
+    assert "the-s" not in f"{command!r} {image!r} {events!r}"

@@ -25,6 +25,7 @@ from chronik.metadata.events import (
     LeaderChanged,
     PartitionsCreated,
     ReplicasChanged,
+    ScramCredentialsChanged,
     TopicCreated,
     TopicDeleted,
     events_between,
@@ -119,3 +120,12 @@ def test_the_events_of_a_recreated_topic_begin_with_its_deletion() -> None:
     second = applied(ClusterImage(), [CreateTopic("a", UUID(int=2), (Assignment((1,), (1,)),))])
     kinds = [type(event) for event in events_between(first, second)]
     assert kinds == [TopicDeleted, TopicCreated]
+
+
+@given(st.lists(commands, max_size=12), st.lists(commands, max_size=12))
+def test_events_name_each_user_whose_credentials_changed(before: list[Command], after: list[Command]) -> None:
+    old = applied(ClusterImage(), before)
+    new = applied(old, after)
+    named = [event.users for event in events_between(old, new) if isinstance(event, ScramCredentialsChanged)]
+    changed = {user for user in {*old.scram, *new.scram} if old.scram.get(user) != new.scram.get(user)}
+    assert named == ([tuple(sorted(changed))] if changed else [])

@@ -1,10 +1,22 @@
-"""Topic names."""
+"""Topic names, and what a snapshot holds."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from chronik.metadata.image import check_topic_name, is_internal
+from chronik.metadata.apply import apply
+from chronik.metadata.commands import AlterClientQuotas
+from chronik.metadata.events import ClientQuotasChanged, events_between
+from chronik.metadata.image import (
+    ClientQuotas,
+    ClusterImage,
+    check_topic_name,
+    decode_image,
+    encode_image,
+    is_internal,
+)
+from chronik.quotas.entities import make_entity
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
@@ -24,3 +36,27 @@ def test_names_that_kafka_refuses_are_refused(name: str) -> None:
 def test_the_brokers_own_topics_are_internal() -> None:
     assert is_internal("__consumer_offsets")
     assert not is_internal("__mine")
+
+
+def test_an_image_without_quotas_from_an_older_version_is_read() -> None:
+    fields = msgspec.msgpack.decode(encode_image(ClusterImage(cluster_id="c", version=7)))
+    del fields["client_quotas"]
+    assert decode_image(msgspec.msgpack.encode(fields)) == ClusterImage(cluster_id="c", version=7)
+
+
+def test_quotas_are_set_changed_and_removed_one_by_one() -> None:
+    alice, default = make_entity([("user", "alice")]), make_entity([("user", None)])
+    image, _ = apply(ClusterImage(), AlterClientQuotas(default, {"request_percentage": 50.0}))
+    image, _ = apply(image, AlterClientQuotas(alice, {"producer_byte_rate": 1.0, "consumer_byte_rate": 2.0}))
+    image, events = apply(image, AlterClientQuotas(alice, {"producer_byte_rate": None, "consumer_byte_rate": 3.0}))
+    assert events == [ClientQuotasChanged(alice, {"consumer_byte_rate": 3.0})]
+    assert image.client_quotas == (
+        ClientQuotas(alice, {"consumer_byte_rate": 3.0}),
+        ClientQuotas(default, {"request_percentage": 50.0}),
+    )
+    assert decode_image(encode_image(image)) == image
+    empty, events = apply(image, AlterClientQuotas(alice, {"consumer_byte_rate": None}))
+    assert events == [ClientQuotasChanged(alice, {})]
+    assert empty.quotas_of(alice) == {}
+    # A node that receives an image instead of the commands learns of the same changes.
+    assert events_between(image, empty) == events

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chronik.authentication.scram import ScramCredential
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import (
     AllocateProducerIds,
+    AlterClientQuotas,
     AlterConfigs,
+    AlterScramCredentials,
     Assignment,
     ChangePartition,
     ChangePartitions,
@@ -25,6 +28,8 @@ from chronik.metadata.commands import (
     FenceBroker,
     PartitionChange,
     RegisterBroker,
+    ScramKey,
+    ScramUpsert,
     ShutDownBroker,
     TopicChanges,
     UnfenceBroker,
@@ -33,6 +38,7 @@ from chronik.metadata.commands import (
     encode_command,
 )
 from chronik.metadata.image import ClusterImage, decode_image, encode_image
+from chronik.quotas.entities import make_entity
 from chronik.wire.errors import KafkaError
 
 names = st.sampled_from(["a", "b", "c", "__consumer_offsets"])
@@ -69,6 +75,10 @@ def partition_changes(draw: st.DrawFn) -> PartitionChange:
 topic_changes = st.lists(
     st.builds(TopicChanges, ids, st.lists(partition_changes(), max_size=3).map(tuple)), max_size=2
 ).map(tuple)
+users = st.sampled_from(["alice", "bob"])
+mechanisms = st.sampled_from(["SCRAM-SHA-256", "SCRAM-SHA-512"])
+small_bytes = st.binary(max_size=3)
+credentials = st.builds(ScramCredential, small_bytes, small_bytes, small_bytes, st.integers(4096, 16384))
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(CreateCluster, st.text(min_size=1, max_size=4)),
     st.builds(
@@ -85,6 +95,11 @@ commands: st.SearchStrategy[Command] = st.one_of(
         st.sampled_from(["topic", "broker"]),
         names,
         st.dictionaries(st.text(max_size=2), st.none() | st.text(max_size=2), max_size=2),
+    ),
+    st.builds(
+        AlterClientQuotas,
+        st.sampled_from([make_entity([("user", "a")]), make_entity([("user", None)]), make_entity([("ip", "::1")])]),
+        st.dictionaries(st.sampled_from(["producer_byte_rate", "request_percentage"]), st.none() | st.floats(1, 9)),
     ),
     st.builds(AllocateProducerIds, brokers, st.integers(1, 1000)),
     st.builds(
@@ -103,6 +118,11 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(ShutDownBroker, brokers, st.integers(1, 9), topic_changes),
     st.builds(UnregisterBroker, brokers, st.integers(1, 9)),
     st.builds(ChangePartitions, topic_changes),
+    st.builds(
+        AlterScramCredentials,
+        st.lists(st.builds(ScramKey, users, mechanisms), max_size=2).map(tuple),
+        st.lists(st.builds(ScramUpsert, users, mechanisms, credentials), max_size=2).map(tuple),
+    ),
 )
 
 
@@ -143,6 +163,7 @@ def test_the_image_keeps_its_invariants(sequence: list[Command]) -> None:
     image, fitting = run(sequence)
     assert image.version == len(fitting)
     assert {topic.id: name for name, topic in image.topics.items()} == dict(image.names_by_id)
+    assert all(image.scram.values())
     for name, topic in image.topics.items():
         assert topic.name == name
         assert [partition.partition for partition in topic.partitions] == list(range(len(topic.partitions)))

@@ -153,8 +153,8 @@ class LocalNodes:
         """Act as kill -9: peers and clients see closed sockets, and the broker writes nothing more."""
         self.brokers.pop(broker.node_id, None)
         for listener in (broker.server, broker.internal_server):
-            if listener._listener is not None:
-                listener._listener.close()
+            for _, bound in listener._listeners.values():
+                bound.close()
             for connection in list(listener._connections):
                 connection.abort()
         tasks = [task for task in self._tasks.pop(self._owners[broker], []) if not task.done()]

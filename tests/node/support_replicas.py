@@ -42,7 +42,7 @@ from chronik.metadata.isr import plan_isr_change
 from chronik.node.apis import fetch as fetch_api
 from chronik.node.apis import list_offsets as list_offsets_api
 from chronik.node.apis import produce as produce_api
-from chronik.node.config import NodeConfig
+from chronik.node.config import ListenerConfig, NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.replicas.healing import Healing
@@ -52,6 +52,7 @@ from chronik.node.replicas.replication import ClusterLinks, IsrMembers
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
+from chronik.node.serving.access import OPEN_ACCESS
 from chronik.node.serving.connection import Reply, Request
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
@@ -166,6 +167,7 @@ class ServerConnection:
     def __init__(self, peer_id: int | None) -> None:
         self.peer_id = peer_id
         self.client_host = "test"
+        self.listener = ListenerConfig("KAFKA", "h:1", "PLAINTEXT")
         self.answers: dict[Reply, asyncio.Future[bytes]] = {}
         self.is_cut = False
         self._on_close: dict[object, Callable[[], None]] = {}
@@ -349,7 +351,7 @@ class Node:
         wanted = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
         topics = [SimpleNamespace(name=TOPIC, partitions=[wanted])]
         message = SimpleNamespace(replica_id=replica_id, isolation_level=isolation_level, topics=topics)
-        request = SimpleNamespace(message=message, api_version=7)
+        request = SimpleNamespace(message=message, api_version=7, access=OPEN_ACCESS)
         answer = await list_offsets_api.handle(self.list_offsets_services, cast(Any, request))
         found: Mapping[str, Any] = answer["topics"][0]["partitions"][0]
         return found

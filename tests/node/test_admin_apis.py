@@ -20,7 +20,7 @@ from tests.support.handlers import handlers_of
 from chronik.metadata.commands import ChangePartition, CreateTopic, RegisterBroker
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.hand_overs import preferred_hand_over
-from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.image import DEFAULT_LISTENER, ClusterImage, TopicImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.node.apis import (
     alter_configs,
@@ -39,6 +39,7 @@ from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
 from chronik.node.runtime import Runtime
+from chronik.node.serving.access import OPEN_ACCESS
 from chronik.node.serving.api import Api
 from chronik.node.serving.connection import Request
 from chronik.node.topic_settings import topic_defaults, topic_settings
@@ -144,7 +145,8 @@ async def call(broker: FakeBroker, api: Api, values: Mapping[str, Any], version:
     """Return the response as a client of that version reads it, by default the newest version."""
     version = api.versions[1] if version is None else version
     message = read_request(api.key, version, write_request(api.key, version, values))
-    request = cast(Request, SimpleNamespace(api_key=api.key, api_version=version, message=message))
+    more = {"message": message, "listener": DEFAULT_LISTENER, "access": OPEN_ACCESS}
+    request = cast(Request, SimpleNamespace(api_key=api.key, api_version=version, **more))
     handle = broker.handlers[api.key].cold
     assert handle is not None
     answer = await handle(request)

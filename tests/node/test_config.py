@@ -116,7 +116,8 @@ def test_a_wildcard_bind_needs_an_advertised_address() -> None:
     for wildcard in ("0.0.0.0:9092", "[::]:9092"):
         with pytest.raises(ConfigError, match="--advertise HOST:9092"):
             load(flags={"listen.kafka": wildcard})
-    config = load(flags={"listen.kafka": "0.0.0.0:9092", "advertise.kafka": "broker.example:9092"})
+    accepted = {"advertise.kafka": "broker.example:9092", "security.insecure": True}
+    config = load(flags={"listen.kafka": "0.0.0.0:9092", **accepted})
     assert config.advertised_kafka() == Endpoint("broker.example", 9092)
 
 
@@ -130,17 +131,18 @@ def test_a_public_bind_warns_and_keeps_internal_listeners_on_loopback() -> None:
         {"listen.kafka": "192.0.2.7:9092"},
         {"listen.kafka": "0.0.0.0:9092", "advertise.kafka": "broker.example:9092"},
     ):
-        config = load(flags=flags)
+        config = load(flags={**flags, "security.insecure": True})
         assert len(config.warnings()) == 1
         assert config.http_endpoint == Endpoint("127.0.0.1", 6092)
         assert config.internal_endpoint == config.advertised_internal() == Endpoint("127.0.0.1", 5092)
 
 
 def test_the_internal_host_is_the_kafka_host_if_there_are_peers_unless_configured() -> None:
-    config = load(env={"CHRONIK_PEERS": "2=192.0.2.8:5092"}, flags={"listen.kafka": "192.0.2.7:9092"})
+    insecure = {"CHRONIK_SECURITY_INSECURE": "true"}
+    config = load(env={"CHRONIK_PEERS": "2=192.0.2.8:5092", **insecure}, flags={"listen.kafka": "192.0.2.7:9092"})
     assert config.internal_endpoint == Endpoint("192.0.2.7", 5092)
     assert len(config.warnings()) == 2
-    alone = load(flags={"listen.kafka": "192.0.2.7:9092", "listen.internal": "192.0.2.7:4000"})
+    alone = load(env=insecure, flags={"listen.kafka": "192.0.2.7:9092", "listen.internal": "192.0.2.7:4000"})
     assert alone.internal_endpoint == Endpoint("192.0.2.7", 4000)
 
 

@@ -9,8 +9,12 @@ from tests.conftest import StartNode
 from tests.node.support_wire import WireClient, connect, unique
 from tests.support.node import Node
 
-from chronik.node.admin.responses import CLUSTER_OPERATIONS, GROUP_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS
+from chronik.authorization.acls import ResourceType
+from chronik.node.admin.responses import NOT_REQUESTED
+from chronik.node.serving.access import OPEN_ACCESS, OPERATIONS
 from chronik.wire.api import ApiKey
+
+ALL = {resource_type: OPEN_ACCESS.authorized_operations(resource_type) for resource_type in OPERATIONS}
 
 
 @pytest.fixture
@@ -33,12 +37,12 @@ def test_authorized_operations_are_returned_only_if_requested(client: WireClient
             "include_cluster_authorized_operations": asks,
         }
         metadata = client.call(ApiKey.METADATA, 8, asked)
-        assert metadata.topics[0].topic_authorized_operations == (TOPIC_OPERATIONS if asks else NOT_REQUESTED)
-        assert metadata.cluster_authorized_operations == (CLUSTER_OPERATIONS if asks else NOT_REQUESTED)
+        assert metadata.topics[0].topic_authorized_operations == (ALL[ResourceType.TOPIC] if asks else NOT_REQUESTED)
+        assert metadata.cluster_authorized_operations == (ALL[ResourceType.CLUSTER] if asks else NOT_REQUESTED)
         groups = client.call(
             ApiKey.DESCRIBE_GROUPS, 5, {"groups": [group], "include_authorized_operations": asks}
         ).groups
-        assert groups[0].authorized_operations == (GROUP_OPERATIONS if asks else NOT_REQUESTED)
+        assert groups[0].authorized_operations == (ALL[ResourceType.GROUP] if asks else NOT_REQUESTED)
 
 
 def test_a_node_on_uvloop_serves_requests(start_node: StartNode) -> None:

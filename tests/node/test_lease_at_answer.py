@@ -8,6 +8,7 @@ from typing import Any, cast
 from tests.node.support_replicas import TOPIC, Cluster, on_cluster
 
 from chronik.node.apis import list_offsets
+from chronik.node.serving.access import OPEN_ACCESS
 from chronik.wire.errors import ErrorCode
 
 LATEST, BY_TIME = -1, 0
@@ -16,7 +17,7 @@ LATEST, BY_TIME = -1, 0
 def list_offsets_request(*timestamps: int) -> Any:
     wanted = [SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=time) for time in timestamps]
     message = SimpleNamespace(replica_id=-1, topics=[SimpleNamespace(name=TOPIC, partitions=wanted)])
-    return cast(Any, SimpleNamespace(message=message, api_version=7))
+    return cast(Any, SimpleNamespace(message=message, api_version=7, access=OPEN_ACCESS))
 
 
 @on_cluster()

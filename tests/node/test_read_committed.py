@@ -12,6 +12,7 @@ from tests.node.test_replication_following import is_caught_up
 from tests.node.test_transactional_produce import batch
 
 from chronik.node.apis import describe_producers
+from chronik.node.serving.access import OPEN_ACCESS
 from chronik.storage.aborted import AbortedJob
 from chronik.storage.log import Log
 from chronik.wire.api import ApiKey
@@ -337,7 +338,7 @@ async def test_describe_producers_shows_open_transactions_on_every_replica(clust
     body = write_request(ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": topics})
     message = read_request(ApiKey.DESCRIBE_PRODUCERS, 0, body)
     for node in cluster.nodes.values():
-        request = cast(Any, SimpleNamespace(message=message, api_version=0))
+        request = cast(Any, SimpleNamespace(message=message, api_version=0, access=OPEN_ACCESS))
         answer = await describe_producers.handle(node.host, request)
         written = write_response(ApiKey.DESCRIBE_PRODUCERS, 0, answer)
         hosted, missing = read_response(ApiKey.DESCRIBE_PRODUCERS, 0, written).topics[0].partitions

@@ -8,6 +8,7 @@ from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_clust
 from tests.node.test_replication_following import is_caught_up
 
 from chronik.metadata.calls import HandOver
+from chronik.node.replicas.partition import Partition
 from chronik.replication.leader import PartitionLeader
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -50,9 +51,20 @@ async def test_the_old_leader_acknowledges_a_batch_that_the_new_leader_has(clust
     assert cluster[2].partition.high_watermark == 2
 
 
-def numbered(sequence: int) -> memoryview:
-    batch = encode_batch([(b"k", b"v", (), 1)], producer_id=9, producer_epoch=0, base_sequence=sequence)
+def numbered(sequence: int, producer_id: int = 9) -> memoryview:
+    batch = encode_batch([(b"k", b"v", (), 1)], producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
     return memoryview(bytearray(batch))
+
+
+def appended(partition: Partition, sequence: int, producer_id: int = 9) -> ErrorCode:
+    """Append as a produce request does, and return the outcome."""
+    records = numbered(sequence, producer_id)
+    try:
+        partition.append(records, 1)
+    except KafkaError as error:
+        partition.refused(records, error, 1)
+        return error.code
+    return ErrorCode.none
 
 
 def may_pass_on(node: Node, sequence: int) -> bool:
@@ -83,6 +95,36 @@ async def test_a_replaced_leader_forwards_no_batch_after_an_unreplicated_one(clu
     assert not may_pass_on(cluster[1], 2)
     assert may_pass_on(cluster[1], 1)
     assert may_pass_on(cluster[1], 2), "the one before it has come again"
+
+
+@on_cluster()
+async def test_a_new_leader_refuses_a_batch_whose_predecessors_may_still_follow(cluster: Cluster) -> None:
+    """librdkafka sent later batches to the new leader first, and lost the earlier ones: they read as duplicates."""
+    cluster.cut(1, 2)
+    cluster.cut(1, 3)
+    for sequence in range(3):
+        cluster[1].partition.append(numbered(sequence), 1)
+    cluster.change(leader=2, isr=(2, 3))
+    new = cluster[2].partition
+    for sequence in range(3, 10):
+        assert appended(new, sequence) is ErrorCode.not_enough_replicas
+    assert [appended(new, sequence) for sequence in range(10)] == [ErrorCode.none] * 10
+    assert new.log_end_offset == 10
+
+
+@on_cluster()
+async def test_a_leader_accepts_an_unknown_producer_when_none_can_follow(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer's older batches may have expired."""
+    assert appended(cluster[1].partition, 5) is ErrorCode.none, "no other node has led the partition"
+    monkeypatch.setattr("chronik.node.replicas.partition.EARLY_BATCHES_S", 0.05)
+    cluster.change(leader=2, isr=(1, 2, 3))
+    new = cluster[2].partition
+    assert new.leader is not None
+    refused = [appended(new, 50, producer_id=7)]
+    await until(lambda: appended(new, 50, producer_id=7) is ErrorCode.none)
+    assert refused == [ErrorCode.not_enough_replicas]
 
 
 @on_cluster()

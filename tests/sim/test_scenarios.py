@@ -8,9 +8,11 @@ ones. So a failure on another machine is reproduced here. Random seeds run in `m
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 import chronik
 from chronik.testing.sim import Report, run_seed
@@ -27,6 +29,8 @@ KNOWN = {
     Transactions.name: range(4),
 }
 FRESH = {SingleNode.name: 10, ThreeNodes.name: 4, BadDisks.name: 4, FiveNodes.name: 4, Transactions.name: 4}
+SEEDS_IN_MAKE_TEST = {SingleNode.name: 4}
+"""How many of the known and of the fresh seeds run in `make test`, if not two. Seeds of one node are cheap."""
 
 
 def fresh_seeds(scenario: str, count: int) -> range:
@@ -37,21 +41,28 @@ def fresh_seeds(scenario: str, count: int) -> range:
     return range(first, first + count)
 
 
+def cases(seeds: Mapping[str, range]) -> list[ParameterSet]:
+    """Return all seeds of all scenarios; those after the first few only run in `make soak-counts`."""
+    return [
+        pytest.param(name, seed, marks=[] if number < SEEDS_IN_MAKE_TEST.get(name, 2) else pytest.mark.soak)
+        for name, some in seeds.items()
+        for number, seed in enumerate(some)
+    ]
+
+
 def check(report: Report) -> None:
     if report.violation is not None:
         pytest.fail(report.failure(), pytrace=False)
 
 
-@pytest.mark.parametrize(("scenario", "seed"), [(name, seed) for name, seeds in KNOWN.items() for seed in seeds])
+@pytest.mark.parametrize(("scenario", "seed"), cases(KNOWN))
 def test_nothing_acknowledged_is_lost(scenario: str, seed: int) -> None:
     report = run_seed(seed, scenario)
     check(report)
     assert report.counts["acknowledged"] > 0 and report.counts["read"] > 0
 
 
-@pytest.mark.parametrize(
-    ("scenario", "seed"), [(name, seed) for name, count in FRESH.items() for seed in fresh_seeds(name, count)]
-)
+@pytest.mark.parametrize(("scenario", "seed"), cases({name: fresh_seeds(name, FRESH[name]) for name in FRESH}))
 def test_nothing_acknowledged_is_lost_with_fresh_seeds(scenario: str, seed: int) -> None:
     check(run_seed(seed, scenario))
 

@@ -54,6 +54,29 @@ def test_a_batch_older_than_the_kept_batches_is_a_duplicate_without_an_offset() 
     assert states.check(header(BATCHES_KEPT + 2)) is not None
 
 
+def test_a_batch_that_the_log_never_had_is_not_a_duplicate() -> None:
+    """Found by the cluster tests: the log knew the producer from its later batches only, and acknowledged this one."""
+    states = sent(*range(10, 10 + BATCHES_KEPT + 3))
+    assert refused(states, header(9)) == ErrorCode.out_of_order_sequence_number
+    assert refused(states, header(10)) == ErrorCode.duplicate_sequence_number
+    assert refused(sent(*range(BATCHES_KEPT + 3)), header(0)) == ErrorCode.duplicate_sequence_number
+
+
+def test_a_batch_that_skips_sequences_is_resent_if_earlier_ones_may_follow() -> None:
+    def early(states: ProducerStates, batch_header: BatchHeader) -> ErrorCode:
+        with pytest.raises(KafkaError) as raised:
+            states.check(batch_header, may_be_early=True)
+        return raised.value.code
+
+    assert early(ProducerStates(1000), header(7)) == ErrorCode.not_enough_replicas
+    assert early(sent(0, 1), header(3)) == ErrorCode.not_enough_replicas
+    assert early(sent(0, 1), header(3, epoch=1)) == ErrorCode.not_enough_replicas
+    assert early(sent(*range(BATCHES_KEPT + 3)), header(0)) == ErrorCode.duplicate_sequence_number
+    assert ProducerStates(1000).check(header(0), may_be_early=True) is None
+    assert sent(0, 1).check(header(2), may_be_early=True) is None
+    assert sent(0, 1).check(header(1), may_be_early=True) is not None
+
+
 def test_the_same_sequences_in_different_batches_are_refused() -> None:
     states = ProducerStates(1000)
     states.record(header(0, 3), 0, NOW_MS)
@@ -114,6 +137,19 @@ def test_a_log_restores_its_producers_after_crash_clean_restart_and_truncation()
     assert log.producers.check(header(29, producer_id=4)) is not None
     assert refused(log.producers, header(39, producer_id=4)) == ErrorCode.out_of_order_sequence_number
     assert log.producers.check(header(30, producer_id=4)) is None
+
+
+def test_the_first_sequence_of_a_producer_survives_a_clean_restart_and_a_crash() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, replace(SMALL, checkpoint_bytes=500))
+    for sequence in range(20, 40):
+        append(log, batch(producer_id=4, producer_epoch=0, base_sequence=sequence))
+    log.close()
+    for _ in range(2):
+        log = reopen(disk)
+        assert refused(log.producers, header(19, producer_id=4)) == ErrorCode.out_of_order_sequence_number
+        assert refused(log.producers, header(20, producer_id=4)) == ErrorCode.duplicate_sequence_number
+        disk.kill()
 
 
 def test_producer_state_survives_removal_of_segments_by_retention() -> None:

@@ -44,14 +44,16 @@ def missing() -> str | None:
 class ApacheKafka:
     """One broker that is also the controller. Owns its folder and its process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        """`settings` are added to the broker's own, one on each line; later lines win."""
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         broker, controller = free_ports(2)
         self._port = broker
         self.bootstrap = f"127.0.0.1:{broker}"
         self._settings = folder / "server.properties"
-        self._settings.write_text(SETTINGS.format(broker=broker, controller=controller, folder=folder))
+        own = SETTINGS.format(broker=broker, controller=controller, folder=folder)
+        self._settings.write_text(own + settings)
 
     def start(self) -> ApacheKafka:
         formatted = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._settings)]

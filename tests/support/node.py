@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.eventually import eventually
+from tests.support.forked_node import AnyProcess, start_node
 from tests.support.ports import free_ports
 
 from chronik.local.node import to_toml
@@ -43,7 +44,7 @@ class Node:
         self.node_id = int(self.settings.get("node_id", 1))
         self.data_dir = folder / f"node-{self.node_id}"
         self.log_path = folder / f"node-{self.node_id}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: AnyProcess | None = None
         self._choose_ports()
 
     def __repr__(self) -> str:
@@ -139,15 +140,7 @@ class Node:
         config.write_text(to_toml({**own, **self.settings}))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(CHRONIK), "start", "--config", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=self.folder,
-                start_new_session=True,
-            )
+            self.process = start_node(["--config", str(config)], environment, log.fileno(), self.folder)
 
     def _is_ready(self) -> bool:
         if self.process is None or self.process.poll() is not None:

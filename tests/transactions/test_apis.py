@@ -232,9 +232,28 @@ async def test_list_transactions_filters_by_state_producer_and_duration(
     assert await listed(producer_id_filters=[old.producer_id]) == {("old", "Ongoing")}
     if version >= 1:
         assert await listed(duration_filter=5_000, state_filters=["Ongoing"]) == {("old", "Ongoing")}
+    if version >= 2:
+        assert await listed(transactional_id_pattern="o.*|.*w") == {("old", "Ongoing"), ("new", "Ongoing")}
+        assert await listed(transactional_id_pattern="o") == set(), "the whole id must match"
+        assert len(await listed(transactional_id_pattern="")) == 3
     broker.transactions._coordinator.start_loading(1)
     answer = await broker.ask(list_transactions.API, version, {"state_filters": [], "producer_id_filters": []})
     assert answer.error_code is ErrorCode.coordinator_load_in_progress
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?=look)", "(a)\\1", "x{1001}", "x" * 2000, "((((x{50}){50}){50}){50})"])
+@with_transactions()
+async def test_list_transactions_refuses_a_wrong_expression(broker: TransactionBroker, pattern: str) -> None:
+    await broker.begin(ORDERS, name="old")
+    values = {
+        "state_filters": [],
+        "producer_id_filters": [],
+        "duration_filter": -1,
+        "transactional_id_pattern": pattern,
+    }
+    answer = await broker.ask(list_transactions.API, 2, values)
+    assert answer.error_code is ErrorCode.invalid_regular_expression
+    assert answer.transaction_states == ()
 
 
 @with_transactions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import pytest
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.broker import BrokerState
+from chronik.node.config import NodeConfig
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
@@ -57,11 +59,20 @@ class Node(NodeView):
 
     broker: Any
 
-    def __init__(self) -> None:
+    now_ms = 1_700_000_000_000
+
+    def __init__(self, config: NodeConfig | None = None) -> None:
         metrics = Metrics()
         traces = TraceRing(2, 100, lambda: 1_700_000_000_000.0, metrics)
-        env = SimpleNamespace(wall_ms=lambda: 1_700_000_000_000)
-        runtime = SimpleNamespace(node_id=2, env=env, metrics=metrics, traces=traces, run_blocking=asyncio.to_thread)
+        env = SimpleNamespace(wall_ms=lambda: self.now_ms, random=random.SystemRandom())
+        runtime = SimpleNamespace(
+            node_id=2,
+            env=env,
+            config=config or NodeConfig(node_id=2),
+            metrics=metrics,
+            traces=traces,
+            run_blocking=asyncio.to_thread,
+        )
         super().__init__(cast(Runtime, runtime))
         self.broker = FakeBroker()
 

@@ -193,7 +193,7 @@ def test_every_response_denies_access_to_other_sites(chronik_cluster: TestCluste
     connection.request("GET", path, headers={"Origin": "http://elsewhere.example"})
     response = connection.getresponse()
     body = response.read()
-    assert response.headers["content-security-policy"].startswith("default-src 'self'")
+    assert response.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
     assert response.headers["x-content-type-options"] == "nosniff"
     assert "access-control-allow-origin" not in response.headers
     if path == "/":

@@ -11,6 +11,7 @@ from tests.web.test_app import Node, three_nodes_one_of_them_fenced
 from chronik.metadata.image import ClusterImage
 from chronik.web.events import EventHub, FeedMakers
 from chronik.web.feeds import CHUNKS_WAITING_MAX, ClusterFeed, Listener, TopicsFeed
+from chronik.web.guard import EVERYONE, Guard
 
 
 class CountingNode(Node):
@@ -37,11 +38,11 @@ def events_in(lines: bytes | None) -> list[tuple[str, Any]]:
 
 async def test_feeds_do_not_run_without_listeners() -> None:
     node = CountingNode()
-    hub = EventHub(node)
+    hub = EventHub(node, Guard(node))
     makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node), ("topics", ""): lambda: TopicsFeed(node)}
     assert asyncio.all_tasks() == {asyncio.current_task()}  # no feed runs
     assert node.reads == 0
-    first, second = hub.listen(makers), hub.listen(makers)
+    first, second = hub.listen(makers, EVERYONE), hub.listen(makers, EVERYONE)
     async with asyncio.timeout(10):
         seen: set[str] = set()
         while seen != {"cluster", "topics"}:
@@ -62,13 +63,13 @@ async def test_feeds_do_not_run_without_listeners() -> None:
 
 async def test_a_later_listener_receives_the_current_state_at_once() -> None:
     node = CountingNode()
-    hub = EventHub(node)
+    hub = EventHub(node, Guard(node))
     makers: FeedMakers = {("cluster", ""): lambda: ClusterFeed(node)}
     async with asyncio.timeout(10):
-        first = hub.listen(makers)
+        first = hub.listen(makers, EVERYONE)
         ((event, cluster),) = events_in(await first.take())
         assert (event, cluster["cluster_id"], cluster["is_ready"]) == ("cluster", "c", False)
-        assert events_in(await hub.listen(makers).take()) == [(event, cluster)]
+        assert events_in(await hub.listen(makers, EVERYONE).take()) == [(event, cluster)]
         await hub.close()
         assert await first.take() is None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +14,9 @@ from chronik import __version__
 from chronik.cli.errors import CANNOT, CHECK_FAILED, INTERRUPTED, CliError, say
 from chronik.client.controller_watch import NoController
 from chronik.client.endpoint import EndpointError
-from chronik.client.errors import ClientError
+from chronik.client.errors import ClientError, LostAtFirstRequest, SecurityError, UnsupportedByBroker
 from chronik.client.ledger import LedgerError
+from chronik.client.properties import PropertiesError
 from chronik.local.errors import LocalClusterError, UncleanStop
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -26,8 +28,12 @@ COMMANDS = (
     "consume",
     "group",
     "transaction",
+    "quota",
     "verify",
     "doctor",
+    "user",
+    "acl",
+    "certs",
     "trace",
     "bench",
     "pipeline",
@@ -35,6 +41,7 @@ COMMANDS = (
 )
 """Each has a module of its name here: a Typer `app` for commands with subcommands, else a function."""
 
+GRANT = "an administrator grants rights with chronik acl add; connect as another user with --properties"
 HINTS = {
     ErrorCode.unknown_topic_or_partition: "see chronik topic list",
     ErrorCode.topic_already_exists: "choose another name, or use chronik topic alter",
@@ -48,6 +55,11 @@ HINTS = {
     ErrorCode.request_timed_out: "a majority of the nodes may be down; see chronik cluster status",
     ErrorCode.not_controller: "the cluster has no controller now; see chronik cluster status, and try again",
     ErrorCode.leader_not_available: "the nodes that hold it may be down; see chronik cluster status",
+    ErrorCode.topic_authorization_failed: GRANT,
+    ErrorCode.group_authorization_failed: GRANT,
+    ErrorCode.cluster_authorization_failed: GRANT,
+    ErrorCode.transactional_id_authorization_failed: GRANT,
+    ErrorCode.security_disabled: "set enabled = true and super_users in [authorization] of each node.toml",
     ErrorCode.not_enough_replicas: "start the nodes that are down; see chronik cluster status",
 }
 
@@ -55,7 +67,7 @@ HINTS = {
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        code = build(arguments[:1])(arguments, standalone_mode=False, prog_name="chronik")
+        code = command(arguments[:1])(arguments, standalone_mode=False, prog_name="chronik")
         sys.stdout.flush()
     except CliError as error:
         say(str(error))
@@ -63,13 +75,16 @@ def main(arguments: list[str]) -> int:
     except EndpointError as error:
         say(f"--bootstrap: {error}")
         return CANNOT
+    except PropertiesError as error:
+        say(f"--properties: {error}")
+        return CANNOT
     except KafkaError as error:
         say(explain(error))
         return CANNOT
     except (LedgerError, LocalClusterError) as error:
         say(str(error))
         return CHECK_FAILED if isinstance(error, UncleanStop) else CANNOT
-    except NoController as error:
+    except (NoController, SecurityError, LostAtFirstRequest, UnsupportedByBroker) as error:
         say(str(error))
         return CANNOT
     except ClientError as error:
@@ -94,6 +109,18 @@ def main(arguments: list[str]) -> int:
             say(f"{line.rstrip('.')}: see {'chronik' if context is None else context.command_path} --help")
         return CANNOT
     return code if isinstance(code, int) else 0
+
+
+def command(first: list[str]) -> Callable[..., Any]:
+    """Return the command, with the options that all commands have which connect to a cluster."""
+    from typer.main import get_command
+
+    built = get_command(build(first))
+    if first and first[0] in COMMANDS:
+        from chronik.cli.options import add_properties
+
+        add_properties(built)
+    return built
 
 
 def build(first: list[str]) -> typer.Typer:

@@ -1,7 +1,7 @@
 """One-record produce requests, sent raw: what a request costs the broker, without a client library in between.
 
 Each connection keeps `depth` requests in flight and sends the next one when an answer arrives. Requests are encoded
-once; only the correlation id changes.
+once; only the correlation id changes. Connections are opened, and authenticated if need be, before the measurement.
 
     response (Produce 7)   size int32, correlation id int32, topics int32 = 1, name string, partitions int32 = 1,
                            partition int32, error code int16, ...
@@ -10,17 +10,19 @@ once; only the correlation id changes.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from struct import Struct
 
-from chronik.cli.bench_report import BenchResult
+from chronik.cli.bench_report import BenchResult, BrokerUsage
 from chronik.cli.bench_run import RunningTopic
 from chronik.cli.errors import CliError
 from chronik.cli.options import with_cluster
 from chronik.cli.output import Progress, progress
-from chronik.client.cluster import Cluster, Deadline
+from chronik.client.cluster import Cluster
 from chronik.wire import frames
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import encode_batch
@@ -40,6 +42,9 @@ class RequestLoad:
     errors: int = 0
     seconds: float = 0.0
     latencies_ms: list[float] = field(default_factory=list)
+    client_cpu_s: float = 0.0
+    broker_before: BrokerUsage | None = None
+    broker_after: BrokerUsage | None = None
 
 
 class RequestDriver(asyncio.Protocol):
@@ -119,8 +124,8 @@ class RequestWorkload:
 
 def run_requests(workload: RequestWorkload, topic: RunningTopic, http: str | None) -> BenchResult:
     with progress("bench requests", workload.seconds) as show:
-        before, cpu_s = topic.usage(http), time.process_time()
-        load = with_cluster(topic.bootstrap, lambda cluster: _drive(cluster, topic.name, workload, show))
+        usage = functools.partial(topic.usage, http)
+        load = with_cluster(topic.bootstrap, lambda cluster: _drive(cluster, topic.name, workload, usage, show))
         return BenchResult(
             workload="requests",
             records=load.answered,
@@ -128,29 +133,38 @@ def run_requests(workload: RequestWorkload, topic: RunningTopic, http: str | Non
             seconds=load.seconds,
             errors=load.errors,
             latencies_ms=load.latencies_ms,
-            client_cpu_s=[time.process_time() - cpu_s],
-            broker_before=before,
-            broker_after=topic.usage(http),
+            client_cpu_s=[load.client_cpu_s],
+            broker_before=load.broker_before,
+            broker_after=load.broker_after,
         )
 
 
-async def _drive(cluster: Cluster, topic: str, workload: RequestWorkload, show: Progress) -> RequestLoad:
+async def _drive(
+    cluster: Cluster,
+    topic: str,
+    workload: RequestWorkload,
+    usage: Callable[[], BrokerUsage | None],
+    show: Progress,
+) -> RequestLoad:
     """Drive all connections. Connection i writes to partition i modulo the number of partitions, at its leader."""
     leaders = await cluster.leaders(topic)
     brokers = (await cluster.layout([])).brokers
     load = RequestLoad()
     drivers: list[RequestDriver] = []
-    loop = asyncio.get_running_loop()
     for index in range(workload.connections):
         partition = sorted(leaders)[index % len(leaders)]
         broker = brokers[leaders[partition]]
-        connection = await cluster.connection(broker.node_id, Deadline(cluster.timeout_s))
+        connection = await cluster.new_connection(broker.host, broker.port)
         if not connection.supports(ApiKey.PRODUCE, PRODUCE_VERSION):
+            connection.close()
             raise CliError(f"{connection.name} does not support Produce {PRODUCE_VERSION}: use a newer broker")
         frame = _produce_frame(topic, partition, workload.size_bytes, workload.acks)
         driver = RequestDriver(frame, topic, load)
-        await loop.create_connection(lambda driver=driver: driver, broker.host, broker.port)  # type: ignore[misc]
+        connection.hand_over(driver)
         drivers.append(driver)
+    loop = asyncio.get_running_loop()
+    load.broker_before = await loop.run_in_executor(None, usage)
+    load.client_cpu_s = -time.process_time()
     started_s = time.perf_counter()
     for driver in drivers:
         driver.send(workload.depth)
@@ -163,6 +177,8 @@ async def _drive(cluster: Cluster, topic: str, workload: RequestWorkload, show: 
         driver.stop()
     await asyncio.wait([driver.finished for driver in drivers], timeout=10.0)
     load.answered = answered
+    load.client_cpu_s += time.process_time()
+    load.broker_after = await loop.run_in_executor(None, usage)
     for driver in drivers:
         driver.close()
     return load

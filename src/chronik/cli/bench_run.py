@@ -13,12 +13,13 @@ from typing import Any
 
 from chronik.cli.bench_report import BenchResult, BrokerUsage
 from chronik.cli.bench_workers import WorkerResult, WorkerTask, work
+from chronik.cli.client_properties import librdkafka_settings
 from chronik.cli.errors import CliError
 from chronik.cli.options import with_cluster
 from chronik.cli.output import progress
 from chronik.client.cluster import Cluster
-from chronik.client.endpoint import parse_bootstrap
-from chronik.client.node_http import HttpError, get_blocking
+from chronik.client.node_http import Caller, HttpError, caller_of, get_blocking
+from chronik.client.properties import ClientSettings, Target
 from chronik.client.topics import EARLIEST, LATEST, Topics
 
 # As in `node.config`, which a client does not load: that takes a quarter of a second.
@@ -47,7 +48,7 @@ class Workload:
 class RunningTopic:
     """The topic of a run: created for it and deleted afterwards, unless the user named one."""
 
-    def __init__(self, bootstrap: str, name: str | None, partitions: int) -> None:
+    def __init__(self, bootstrap: Target, name: str | None, partitions: int) -> None:
         self.bootstrap = bootstrap
         self.name = name or f"chronik-bench-{os.getpid()}"
         self._is_own = name is None
@@ -71,7 +72,8 @@ class RunningTopic:
 
     def usage(self, http: str | None) -> BrokerUsage | None:
         """Return the brokers' usage as their /metrics report it, or None if no broker serves them."""
-        usages = [usage for address in http_addresses(self._brokers, http) if (usage := _read_usage(address))]
+        caller = caller_of(ClientSettings.of(self.bootstrap).security)
+        usages = [usage for address in http_addresses(self._brokers, http) if (usage := _read_usage(address, caller))]
         if not usages:
             return None
         return BrokerUsage(sum(usage.cpu_s for usage in usages), sum(usage.resident_bytes for usage in usages))
@@ -97,9 +99,9 @@ def http_addresses(brokers: Iterable[tuple[str, int]], override: str | None) -> 
     return [f"{host}:{port - HTTP_PORT_BELOW_KAFKA}" for host, port in brokers if port > HTTP_PORT_BELOW_KAFKA]
 
 
-def _read_usage(address: str) -> BrokerUsage | None:
+def _read_usage(address: str, caller: Caller) -> BrokerUsage | None:
     try:
-        text = get_blocking(address, "/metrics", 3.0).decode()
+        text = get_blocking(address, "/metrics", 3.0, caller).decode()
         if "chronik_" not in text:
             return None
         values = dict(line.split(" ", 1) for line in text.splitlines() if line.startswith("process_"))
@@ -166,7 +168,7 @@ def _appended(topic: RunningTopic, before: int, expected: int) -> int:
 
 def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]]) -> list[WorkerTask]:
     settings: dict[str, Any] = {
-        "bootstrap.servers": ",".join(str(endpoint) for endpoint in parse_bootstrap(topic.bootstrap)),
+        **librdkafka_settings(topic.bootstrap),
         "client.id": "chronik-bench",
         "log_level": 0,
     }

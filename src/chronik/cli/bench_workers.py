@@ -17,6 +17,7 @@ STALL_S_MAX = 60.0
 FIRST_S_MAX = 30.0
 LATENCY_SAMPLES_MAX = 100_000
 TICK_S = 0.005
+PRODUCER_SETTINGS = ("acks", "enable.idempotence", "linger.ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
     from confluent_kafka import Consumer, Producer, TopicPartition
 
     partition = task.partitions[0][0]
-    shared = {name: task.settings[name] for name in ("bootstrap.servers", "client.id")}
+    shared = {name: value for name, value in task.settings.items() if name not in PRODUCER_SETTINGS}
     consumer: Any = Consumer(
         {**shared, "group.id": "chronik-bench", "enable.auto.commit": False, "fetch.wait.max.ms": 500}
     )

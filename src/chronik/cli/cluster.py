@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Annotated, Any
 
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import AsJson
+from chronik.cli.options import PROPERTIES_VARIABLE, AsJson
 from chronik.cli.output import print_json, print_table
 from chronik.local.cluster import NODES_MAX, LocalCluster, newest_view
 from chronik.local.node import LocalNode
+from chronik.local.security import ADMINISTRATOR, CLIENT_PROPERTIES, JAVA_PROPERTIES
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, in the background.")
 
@@ -26,6 +28,9 @@ def up(
         int | None, typer.Option(min=1, max=NODES_MAX, help="Number of nodes of a new cluster (default 3).")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Kafka port of the first node (default 9092).")] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="A new cluster with TLS, users and ACLs; see DIR/client.properties.")
+    ] = False,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Start all nodes, and return when they are ready."""
@@ -33,6 +38,8 @@ def up(
     with cluster.locked(say):
         if cluster.nodes:
             _check_unchanged(cluster, nodes, port)
+            if secure and not cluster.is_secured:
+                raise CliError(f"{cluster.folder} holds a cluster without security: pass another --dir")
         running = cluster.running
         paused = [node.id for node in running if node.process.state == "paused"]
         if paused:
@@ -42,7 +49,7 @@ def up(
             _print_addresses(cluster)
             return
         if not cluster.nodes:
-            cluster.create(nodes or 3, 9092 if port is None else port)
+            cluster.create(nodes or 3, 9092 if port is None else port, is_secure=secure)
         elif port is not None and port != cluster.nodes[0].kafka.port:
             cluster.move_to(port)
         started = [node.id for node in cluster.nodes if node.process.state is None]
@@ -69,7 +76,13 @@ def _check_unchanged(cluster: LocalCluster, nodes: int | None, port: int | None)
 
 def _print_addresses(cluster: LocalCluster) -> None:
     print(f"bootstrap {cluster.bootstrap}")
-    print(f"page http://{cluster.nodes[0].http}/")
+    if not cluster.is_secured:
+        print(f"page http://{cluster.nodes[0].http}/")
+        return
+    client = os.path.join(cluster.folder, CLIENT_PROPERTIES)
+    print(f"page https://{cluster.nodes[0].http}/ (user {ADMINISTRATOR}, password in {client})")
+    print(f"settings {client} (confluent-kafka, kcat -F), {os.path.join(cluster.folder, JAVA_PROPERTIES)} (Java)")
+    print(f"try chronik topic list --properties {client}, or export {PROPERTIES_VARIABLE}={client}")
 
 
 @app.command()

@@ -41,7 +41,7 @@ def add_node(cluster: LocalCluster) -> None:
         return len(targets)
 
     try:
-        moved = with_cluster(cluster.bootstrap, share)
+        moved = with_cluster(cluster.client_settings, share)
     except KeyboardInterrupt:
         say(f"node {node.id} stays in the cluster, and data continues to move to it: see chronik cluster status")
         raise
@@ -55,7 +55,8 @@ def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = F
         raise CliError(f"node {node_id} is the last node: stop it with chronik cluster down")
     _check_all_run(cluster)
     staying = [other.id for other in cluster.nodes if other.id != node_id]
-    bootstrap = ",".join(other.bootstrap for other in cluster.nodes if other.id != node_id)
+    staying_at = ",".join(other.bootstrap for other in cluster.nodes if other.id != node_id)
+    target = cluster.client_settings.at(staying_at)
 
     async def empty(online: Cluster) -> int:
         moved = 0
@@ -74,12 +75,12 @@ def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = F
         return moved
 
     try:
-        moved = with_cluster(bootstrap, empty)
+        moved = with_cluster(target, empty)
     except KeyboardInterrupt:
         say(f"node {node_id} stays in the cluster: continue with chronik cluster remove {node_id}")
         raise
     print(f"node {node_id} is empty: {moved} partitions moved to other nodes", flush=True)
-    with_cluster(bootstrap, lambda online: Brokers(online).unregister(node_id))
+    with_cluster(target, lambda online: Brokers(online).unregister(node_id))
     cluster.stop(node_id)
     shutil.rmtree(node.folder)
     cluster.introduce()

@@ -17,6 +17,7 @@ from chronik.cli.errors import CHECK_FAILED, CliError
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic
 from chronik.cli.output import open_ledger
 from chronik.client.ledger import Ledger
+from chronik.client.properties import ClientSettings
 
 BATCH_RECORDS_MAX = 1000
 POLL_S = 0.2
@@ -75,7 +76,7 @@ class IdleClock:
         return time.monotonic() - self._since_s >= allowed_s
 
 
-def _consumer(topic: str, group: str | None, from_beginning: bool, bootstrap: str, idle: IdleClock) -> Any:
+def _consumer(topic: str, group: str | None, from_beginning: bool, bootstrap: ClientSettings, idle: IdleClock) -> Any:
     from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, TopicPartition
 
     consumer = Consumer(

@@ -75,7 +75,9 @@ def _chronik(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a chronik command in its own process: a Spark session lives as long as its process."""
     command = [sys.executable, "-m", "chronik.cli", *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        return subprocess.run(  # noqa: S603 - our own command, without a shell
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"it did not finish within {TIMEOUT_S:g} s\n")
 

@@ -11,8 +11,7 @@ import typer
 from chronik.cli.errors import CHECK_FAILED
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic
 from chronik.cli.output import note, print_json, print_table
-from chronik.client.endpoint import parse_bootstrap
-from chronik.doctor import Diagnosis, diagnose
+from chronik.doctor import Diagnosis, Means, diagnose
 from chronik.doctor.examination import SECONDS, SECONDS_MAX
 
 
@@ -28,7 +27,14 @@ def doctor(
     """Explain why consumption of a topic stalls: a verdict, its evidence, the next step. Exit 1 unless healthy."""
     note(f"watching {topic} for {seconds:g} s, or a little longer if a consumer is stuck")
     diagnosis = asyncio.run(
-        diagnose(parse_bootstrap(bootstrap), topic, group, seconds, wall_ms=lambda: time.time_ns() // 1_000_000)
+        diagnose(
+            bootstrap.endpoints,
+            topic,
+            group,
+            seconds,
+            wall_ms=lambda: time.time_ns() // 1_000_000,
+            means=Means.of(bootstrap.security),
+        )
     )
     if as_json:
         print_json(diagnosis.to_json())

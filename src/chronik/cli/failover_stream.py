@@ -16,6 +16,7 @@ from chronik.cli.output import progress
 from chronik.cli.verify_account import Account
 from chronik.cli.verify_clients import Report, open_reader, open_sender
 from chronik.cli.verify_run import is_read_to_end, number_of, record
+from chronik.client.properties import Target
 
 CHART_SLICE_S = 0.1
 IDLE_S_MAX = 60.0
@@ -27,7 +28,7 @@ class FailoverStream:
     The event runs in its own thread, in parallel with the stream, and the run waits for it to finish.
     """
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, records: int, rate: float) -> None:
+    def __init__(self, bootstrap: Target, topic: str, partitions: int, records: int, rate: float) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._partitions = partitions

@@ -8,24 +8,84 @@ from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.main import get_command
 
 from chronik.cli.errors import CliError
 from chronik.client.cluster import Cluster
 from chronik.client.controller_watch import run_watched
-from chronik.client.endpoint import parse_bootstrap
+from chronik.client.properties import ClientSettings, Target, load_settings
 
 _T = TypeVar("_T")
 
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+DEFAULT_BOOTSTRAP = ClientSettings("127.0.0.1:9092")
+PROPERTIES_VARIABLE = "CHRONIK_PROPERTIES"
 CLIENT_ID = "chronik-cli"
 EPOCH_MS_FROM = 10**12
 
+_PROPERTIES = "chronik.properties"
+
+
+def _settings(context: typer.Context, given: ClientSettings) -> ClientSettings:
+    """Return the settings of the file in --properties, with the addresses of -b if that is given."""
+    path = context.meta.get(_PROPERTIES)
+    if path is None:
+        return given
+    source = context.get_parameter_source("bootstrap")
+    return load_settings(path, given.bootstrap if source is not None and source.name == "COMMANDLINE" else None)
+
+
 Bootstrap = Annotated[
-    str, typer.Option("--bootstrap", "-b", metavar="HOST:PORT[,...]", help="One or more brokers of the cluster.")
+    ClientSettings,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        metavar="HOST:PORT[,...]",
+        help="One or more brokers of the cluster.",
+        parser=ClientSettings.of,
+        callback=_settings,
+    ),
 ]
+"""Where the cluster is, and how to connect to it. `add_properties` adds --properties to commands that have this."""
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Acks = Annotated[str, typer.Option("--acks", metavar="all|1|0", help="Which acknowledgement a record waits for.")]
+
+
+def add_properties(command: Any) -> None:
+    """Add --properties to a command, and to its subcommands, if it connects to a cluster."""
+    for child in getattr(command, "commands", {}).values():
+        add_properties(child)
+    if any(parameter.name == "bootstrap" for parameter in command.params):
+        command.params += [option for option in _with_properties().params if option.name == "properties"]
+
+
+def _with_properties() -> Any:
+    """Return a command that has the option: only Typer can build its options."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def holder(
+        properties: Annotated[
+            str | None,
+            typer.Option(
+                "--properties",
+                metavar="FILE",
+                envvar=PROPERTIES_VARIABLE,
+                help="Client settings in Kafka's names: bootstrap.servers, security.protocol, ...",
+                is_eager=True,
+                expose_value=False,
+                callback=_remember_properties,
+            ),
+        ] = None,
+    ) -> None: ...
+
+    return get_command(app)
+
+
+def _remember_properties(context: typer.Context, path: str | None) -> str | None:
+    if path:
+        context.meta[_PROPERTIES] = path
+    return path
 
 
 def parse_acks(text: str) -> str:
@@ -65,17 +125,21 @@ def parse_time_option(flag: str, text: str | None) -> int | None:
     return time_ms
 
 
-def with_cluster(bootstrap: str, work: Callable[[Cluster], Awaitable[_T]], timeout_s: float = 30.0) -> _T:
+def with_cluster(target: Target, work: Callable[[Cluster], Awaitable[_T]], timeout_s: float = 30.0) -> _T:
     """Run `work` on a new event loop with a cluster client, and close the client afterwards."""
+    settings = ClientSettings.of(target)
 
     async def run() -> _T:
-        async with Cluster(parse_bootstrap(bootstrap), client_id=CLIENT_ID, timeout_s=timeout_s) as cluster:
+        async with Cluster(
+            settings.endpoints, client_id=CLIENT_ID, timeout_s=timeout_s, security=settings.security
+        ) as cluster:
             return await work(cluster)
 
     return asyncio.run(run())
 
 
-def with_controller(bootstrap: str, work: Callable[[Cluster], Coroutine[Any, Any, _T]]) -> _T:
+def with_controller(target: Target, work: Callable[[Cluster], Coroutine[Any, Any, _T]]) -> _T:
     """As `with_cluster`, for work that cannot succeed without a controller: raise NoController if there is none."""
-    addresses = parse_bootstrap(bootstrap)
-    return with_cluster(bootstrap, lambda cluster: run_watched(work(cluster), addresses, CLIENT_ID))
+    settings = ClientSettings.of(target)
+    endpoints, security = settings.endpoints, settings.security
+    return with_cluster(settings, lambda cluster: run_watched(work(cluster), endpoints, CLIENT_ID, security))

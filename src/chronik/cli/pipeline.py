@@ -35,7 +35,6 @@ from chronik.cli.pipeline_spark import (
     spark_job,
     with_connector,
 )
-from chronik.client.endpoint import parse_bootstrap
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,7 +74,7 @@ def land(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Land topics in Delta tables DIR/TOPIC, exactly once."""
-    parse_bootstrap(bootstrap)
+    bootstrap.endpoints  # noqa: B018 - a wrong address fails before Spark starts
     names = list(dict.fromkeys(topics))
     settings_of_spark = parse_configs("--conf", conf, CONF_EXAMPLE)
     if source not in SOURCES:

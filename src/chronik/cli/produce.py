@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chronik.cli.confluent import client_settings, partitions_of
+from chronik.cli.confluent import client_settings, partitions_of, refused_client
 from chronik.cli.errors import CHECK_FAILED, CliError, say
 from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, Bootstrap, Topic, parse_acks
 from chronik.cli.output import open_ledger, progress
@@ -36,7 +36,7 @@ def produce(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Produce the lines of standard input, or generated records."""
-    from confluent_kafka import Producer
+    from confluent_kafka import KafkaException, Producer
 
     acks = parse_acks(acks)
     records = generated(count, size) if count is not None else lines(sys.stdin.buffer, key_separator)
@@ -64,6 +64,8 @@ def produce(
         except KeyboardInterrupt:
             producer.flush(5.0)  # the ledger must include every acknowledged record
             raise
+        except (KafkaException, SystemError) as error:
+            raise refused_client(error) or error from None
     account.summarise(topic, sent, time.monotonic() - started)
     if account.failed:
         raise CliError(f"{account.failed} of {sent} records were not delivered: {account.first_error}", CHECK_FAILED)

@@ -46,9 +46,11 @@ SETTINGS = {
     "advertise": "advertise.kafka",
     "http": "listen.http",
     "internal": "listen.internal",
+    "insecure": "security.insecure",
 }
 """The settings of the flags that are named differently."""
 FAILED = 1
+OTHERS_BITS = 0o077
 THREAD_PREFIX = "chronik"
 THREADS_LOOK_S = 0.01
 THREADS_END_S, STUCK_THREADS_END_S = 20.0, 1.0
@@ -68,6 +70,8 @@ def main(arguments: list[str], adapt: Adapt | None = None) -> int:
 
 def _main(arguments: list[str], adapt: Adapt | None) -> int:
     flags = vars(_parser().parse_args(arguments))
+    # The data folder has all records, and the metadata the users' SCRAM keys: no ACL protects them from a local user.
+    os.umask(OTHERS_BITS)
     tune_process()
     with unused_modules("rich", "hypothesis"):
         from chronik.node.config import ConfigError, load
@@ -174,6 +178,7 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         from chronik.node.environment import Environment
         from chronik.node.membership.cluster_secret import SECRET_VARIABLE
         from chronik.node.runtime import Runtime
+        from chronik.node.serving.tls import NodeTls, RefusalLog, TlsAcceptor
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
         from chronik.raft.store import StoreError
@@ -182,6 +187,7 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         from chronik.web.app import create_app
         from chronik.web.node_view import NodeView
         from chronik.web.server import WebServer
+        from chronik.web.users import SaslUsers
 
     log = make_logger(LogLines(partial(os.write, sys.stderr.fileno())), wall_ms, config.levels, node=config.node_id)
     logging.getLogger().addHandler(LibraryLog(log))
@@ -193,19 +199,30 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         executor,
         wall_ms,
         boot_id=machine_boot_id(),
+        cpu_s=time.thread_time,
         cluster_secret=os.environ.get(SECRET_VARIABLE, ""),
     )
     if adapt is not None:
         environment = adapt(config, environment)
-    http = config.advertised_http(http_socket.getsockname()[1])
+    http = str(config.advertised_http(http_socket.getsockname()[1]))
     runtime = Runtime.make(config, environment, Metrics(), log)
     node = NodeView(runtime)
+    tls = acceptor = None
     try:
-        web = WebServer(create_app(node), http_socket)
+        if config.uses_tls:
+            tls = node.tls = await NodeTls.load(runtime)
+            tls.start()
+        if tls is not None and config.security.http_tls:
+            http = f"https://{http}"
+            acceptor = TlsAcceptor(runtime, tls, lambda contexts: contexts.web, RefusalLog(runtime))
+        web = WebServer(create_app(node), http_socket, acceptor)
         await web.start()  # before recovery, which may be slow: /healthz reports alive, /readyz not ready
         try:
-            broker = await Broker.open(runtime, http=str(http))
+            broker = await Broker.open(runtime, http=http, tls=tls)
             node.broker = broker
+            sasl = broker.authentication
+            node.users = SaslUsers(lambda: sasl.credentials, sasl.check_password)
+            node.decisions = broker.authorization
             if not await _run_unless_stopped(stop, broker.start()):
                 await web.stop()
                 log.info("stopped", detail="before it was ready")
@@ -233,6 +250,10 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
             await web.stop()
         log.info("stopped")
     finally:
+        if acceptor is not None:
+            acceptor.close()
+        if tls is not None:
+            await tls.stop()
         await _end_threads(
             executor, STUCK_THREADS_END_S if node.broker and node.broker.disk_watch.is_stuck else THREADS_END_S
         )
@@ -278,7 +299,8 @@ def _announce(config: NodeConfig, broker: Broker, http_socket: socket.socket) ->
     kafka = config.advertised_kafka(broker.server.port)
     http = config.http_endpoint._replace(port=http_socket.getsockname()[1])
     with contextlib.suppress(OSError):
-        print(f"chronik: node {config.node_id} is ready: kafka {kafka}, http http://{http}", flush=True)
+        scheme = "https" if config.security.http_tls else "http"
+        print(f"chronik: node {config.node_id} is ready: kafka {kafka}, http {scheme}://{http}", flush=True)
 
 
 def _bind_http(config: NodeConfig) -> socket.socket:
@@ -344,6 +366,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--http", "HOST:PORT", "address for health, metrics and the web page (default: Kafka's port minus 3000)")
     add("--internal", "HOST:PORT", "address for other nodes (default: Kafka's port minus 4000; loopback without peers)")
     add("--log-level", "[COMPONENT=]LEVEL", "debug, info, warning or error; repeatable", action="append", default=[])
+    parser.add_argument(
+        "--insecure", action="store_const", const=True, help="allow listeners beyond loopback without TLS or passwords"
+    )
     add("--durability", "synced|replicated", "when a record is durable (default synced)")
     add("--loop", "asyncio|uvloop", "the event loop (default asyncio)")
     return parser

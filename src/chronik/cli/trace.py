@@ -14,10 +14,11 @@ import typer
 from chronik.cli.errors import CliError, say
 from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Topic, with_controller
 from chronik.client.cluster import Cluster
-from chronik.client.endpoint import parse_bootstrap
+from chronik.client.properties import ClientSettings, Target
 from chronik.client.topics import Topics
 from chronik.doctor.brokers import FIRST_TIMEOUT_S, Brokers
 from chronik.doctor.chronik_nodes import TracePages, all_http_addresses
+from chronik.doctor.means import Means
 from chronik.observe import traces
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -72,17 +73,19 @@ async def _is_off(cluster: Cluster, topic: str) -> bool:
 
 
 async def follow(
-    bootstrap: str,
+    target: Target,
     topic: str,
     partition: int | None,
     show: Callable[[traces.Trace], None],
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Show events sorted by time within each poll; a node that is down is polled again later."""
-    addresses = await _addresses(bootstrap, topic)
+    settings = ClientSettings.of(target)
+    means = Means.of(settings.security)
+    addresses = await _addresses(settings, topic, means)
     if not addresses:
         raise CliError("no node reports its HTTP address: is this a Chronik cluster, and is its HTTP port reachable?")
-    pages = {node: TracePages(address, topic, partition) for node, address in addresses.items()}
+    pages = {node: TracePages(address, topic, partition, caller=means.caller) for node, address in addresses.items()}
     listed_s = 0.0
     batches = await asyncio.gather(*(page.latest(EVENTS_SHOWN_BEFORE) for page in pages.values()))
     while True:
@@ -98,18 +101,18 @@ async def follow(
             listed_s = 0.0
             # A node may have joined since.
             answering = {node: page.address for node, page in pages.items() if page.answers}
-            for node, address in (await all_http_addresses(answering)).items():
-                pages.setdefault(node, TracePages(address, topic, partition))
+            for node, address in (await all_http_addresses(answering, means.caller)).items():
+                pages.setdefault(node, TracePages(address, topic, partition, caller=means.caller))
         batches = await asyncio.gather(*(page.next() for page in pages.values()))
 
 
-async def _addresses(bootstrap: str, topic: str) -> dict[int, str]:
-    with closing(Brokers(parse_bootstrap(bootstrap))) as brokers:
+async def _addresses(settings: ClientSettings, topic: str, means: Means) -> dict[int, str]:
+    with closing(Brokers(settings.endpoints, means.connect)) as brokers:
         layout = await brokers.layout(topic, FIRST_TIMEOUT_S)
         known = layout.topics.get(topic)
         if known is None or known.error is ErrorCode.unknown_topic_or_partition:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {topic} does not exist")
-        return await all_http_addresses(await brokers.http_addresses())
+        return await all_http_addresses(await brokers.http_addresses(), means.caller)
 
 
 def line_of(event: traces.Trace) -> str:

@@ -15,6 +15,7 @@ from chronik.cli.verify_account import PASS
 from chronik.cli.verify_clients import CLIENTS
 from chronik.cli.verify_report import matrix_figures, print_matrix, print_run
 from chronik.cli.verify_run import Experiment, run
+from chronik.client.properties import ClientSettings
 
 BOOTSTRAP_FROM = ("one", "all")
 MATRIX: dict[str, tuple[Any, ...]] = {
@@ -76,7 +77,7 @@ def verify(
         raise CliError(f"{result['verdict']}: {result['complaint']}", CHECK_FAILED)
 
 
-def _verify_matrix(base: Experiment, bootstrap: str, as_json: bool) -> None:
+def _verify_matrix(base: Experiment, bootstrap: ClientSettings, as_json: bool) -> None:
     """Run every combination even after a failure: the pattern of failures is more useful than the first one."""
     experiments = combinations(base)
     runs: list[dict[str, Any]] = []

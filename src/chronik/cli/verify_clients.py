@@ -10,8 +10,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from chronik.cli.client_properties import kafka_python_settings
 from chronik.cli.confluent import client_settings, silent
 from chronik.cli.errors import CliError
+from chronik.client.properties import Target
 
 DELIVERY_TIMEOUT_S = 120.0
 CLIENTS = ("kafka-python", "confluent")
@@ -35,7 +37,7 @@ class Read(NamedTuple):
 
 
 class KafkaPythonSender:
-    def __init__(self, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> None:
+    def __init__(self, bootstrap: Target, topic: str, acks: str, report: Callable[[Report], None]) -> None:
         silent("kafka")
         from kafka import KafkaProducer
         from kafka.errors import KafkaError
@@ -45,7 +47,7 @@ class KafkaPythonSender:
         self._report = report
         with _reaching(bootstrap, KafkaError):
             self._producer = KafkaProducer(
-                bootstrap_servers=bootstrap.split(","),
+                **kafka_python_settings(bootstrap),
                 acks="all" if acks == "all" else int(acks),
                 enable_idempotence=acks == "all",
                 delivery_timeout_ms=int(DELIVERY_TIMEOUT_S * 1000),
@@ -72,14 +74,14 @@ class KafkaPythonSender:
 
 
 class KafkaPythonReader:
-    def __init__(self, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> None:
+    def __init__(self, bootstrap: Target, topic: str, starts: dict[int, int], max_records: int) -> None:
         silent("kafka")
         from kafka import KafkaConsumer, TopicPartition
         from kafka.errors import KafkaError
 
         with _reaching(bootstrap, KafkaError):
             self._consumer = KafkaConsumer(
-                bootstrap_servers=bootstrap.split(","),
+                **kafka_python_settings(bootstrap),
                 group_id=None,
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
@@ -99,7 +101,7 @@ class KafkaPythonReader:
 
 
 class ConfluentSender:
-    def __init__(self, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> None:
+    def __init__(self, bootstrap: Target, topic: str, acks: str, report: Callable[[Report], None]) -> None:
         from confluent_kafka import KafkaException, Producer
 
         self._error = KafkaException
@@ -139,7 +141,7 @@ class ConfluentSender:
 
 
 class ConfluentReader:
-    def __init__(self, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> None:
+    def __init__(self, bootstrap: Target, topic: str, starts: dict[int, int], max_records: int) -> None:
         from confluent_kafka import Consumer, TopicPartition
 
         self._max_records = max_records
@@ -170,15 +172,15 @@ Reader = KafkaPythonReader | ConfluentReader
 """A consumer of all partitions of one topic, without a group."""
 
 
-def open_sender(client: str, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> Sender:
+def open_sender(client: str, bootstrap: Target, topic: str, acks: str, report: Callable[[Report], None]) -> Sender:
     return (KafkaPythonSender if client == "kafka-python" else ConfluentSender)(bootstrap, topic, acks, report)
 
 
-def open_reader(client: str, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> Reader:
+def open_reader(client: str, bootstrap: Target, topic: str, starts: dict[int, int], max_records: int) -> Reader:
     return (KafkaPythonReader if client == "kafka-python" else ConfluentReader)(bootstrap, topic, starts, max_records)
 
 
-def _reach_confluent(client: Any, topic: str, bootstrap: str) -> None:
+def _reach_confluent(client: Any, topic: str, bootstrap: Target) -> None:
     """Connect now: librdkafka connects lazily, and a wrong address must show before the first record."""
     from confluent_kafka import KafkaException
 
@@ -187,7 +189,7 @@ def _reach_confluent(client: Any, topic: str, bootstrap: str) -> None:
 
 
 @contextlib.contextmanager
-def _reaching(bootstrap: str, failure: type[Exception]) -> Iterator[None]:
+def _reaching(bootstrap: Target, failure: type[Exception]) -> Iterator[None]:
     try:
         yield
     except failure as error:

@@ -16,8 +16,8 @@ from chronik.cli.verify_account import Account
 from chronik.cli.verify_clients import Read, Reader, Report, Sender, open_reader, open_sender
 from chronik.cli.verify_timeline import Timeline
 from chronik.client.cluster import Cluster
-from chronik.client.endpoint import parse_bootstrap
 from chronik.client.errors import ClientError
+from chronik.client.properties import ClientSettings, Target
 from chronik.client.topics import LATEST, Topics
 from chronik.wire.errors import KafkaError
 
@@ -48,18 +48,19 @@ class Prepared:
     """The topic of a run, as the cluster created it."""
 
     topic: str
-    bootstrap: str
+    bootstrap: Target
     """The bootstrap addresses that the clients receive."""
-    brokers: str
+    brokers: Target
     """The addresses of all brokers, for requests while one broker is down."""
     leaders: dict[int, int]
     starts: dict[int, int]
 
 
 def run(
-    experiment: Experiment, bootstrap: str, *, topic: str | None = None, ledger: str | None = None
+    experiment: Experiment, target: Target, *, topic: str | None = None, ledger: str | None = None
 ) -> dict[str, Any]:
     """Run the experiment once and return its figures. Delete the run's own topic, unless a ledger refers to it."""
+    bootstrap = ClientSettings.of(target)
     name = topic or f"verify-{time.time_ns():x}-{os.getpid()}"
     with_cluster(bootstrap, lambda cluster: _create_topic(cluster, name, experiment.partitions))
     try:
@@ -78,16 +79,19 @@ async def _create_topic(cluster: Cluster, topic: str, partitions: int) -> None:
         raise CliError(f"topic {topic} has {len(known.partitions)} partitions: pass --partitions with this number")
 
 
-async def _prepare(cluster: Cluster, topic: str, experiment: Experiment, bootstrap: str) -> Prepared:
+async def _prepare(cluster: Cluster, topic: str, experiment: Experiment, bootstrap: ClientSettings) -> Prepared:
     leaders = await cluster.leaders(topic)
     ends = await Topics(cluster).offsets(topic, LATEST)
     brokers = (await cluster.layout([topic])).brokers
     addresses = ",".join(f"{broker.host}:{broker.port}" for _, broker in sorted(brokers.items()))
-    given = str(parse_bootstrap(bootstrap)[0]) if experiment.bootstrap_from == "one" else addresses
-    return Prepared(topic, given, addresses, leaders, {partition: end.offset for partition, end in ends.items()})
+    given = str(bootstrap.endpoints[0]) if experiment.bootstrap_from == "one" else addresses
+    at = bootstrap.at
+    return Prepared(
+        topic, at(given), at(addresses), leaders, {partition: end.offset for partition, end in ends.items()}
+    )
 
 
-def _delete(bootstrap: str, topic: str) -> None:
+def _delete(bootstrap: ClientSettings, topic: str) -> None:
     try:
         with_cluster(bootstrap, lambda cluster: Topics(cluster).delete(topic))
     except (KafkaError, ClientError) as error:
@@ -159,13 +163,13 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, prepared:
     return timeline
 
 
-def is_read_to_end(account: Account, brokers: str, topic: str, starts: Mapping[int, int]) -> bool:
+def is_read_to_end(account: Account, brokers: Target, topic: str, starts: Mapping[int, int]) -> bool:
     """Return whether every partition was read to its end: a duplicate would come after the last expected record."""
     ends = end_offsets(brokers, topic)
     return ends is not None and all(max(account.next_offset(p), starts[p]) >= end for p, end in ends.items())
 
 
-def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:
+def end_offsets(brokers: Target, topic: str) -> dict[int, int] | None:
     """Return the end offset of each partition as a consumer sees it, or None if it is unavailable now.
 
     This bypasses the client under test: after a leader change, kafka-python 3.0 queries the old leader for half a
@@ -210,5 +214,5 @@ def figures(
         "partitions": account.partition_figures(prepared.leaders),
         "complaint": account.complaint(),
         "topic": prepared.topic,
-        "bootstrap": prepared.bootstrap,
+        "bootstrap": str(prepared.bootstrap),
     }

@@ -11,9 +11,21 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from chronik.client.connection import Connection
-from chronik.client.errors import RETRIABLE, ClientError, ConnectionLost, Unreachable, raise_for
+from chronik.authorization.acls import Operation
+from chronik.client.connection import Connect, Connection
+from chronik.client.connector import Connector
+from chronik.client.errors import (
+    AUTHORIZATION_ERRORS,
+    RETRIABLE,
+    ClientError,
+    ConnectionLost,
+    LostAtFirstRequest,
+    SecurityError,
+    Unreachable,
+    raise_for,
+)
 from chronik.client.layout import ClusterLayout, TopicLayout, layout_of
+from chronik.client.security import PLAINTEXT_SECURITY, ClientSecurity
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -22,6 +34,31 @@ _T = TypeVar("_T")
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_S_MAX = 1.0
 CONNECT_TIMEOUT_S_MAX = 10.0
+REQUIRED_OPERATIONS = {
+    ApiKey.CREATE_TOPICS: Operation.CREATE,
+    ApiKey.DELETE_TOPICS: Operation.DELETE,
+    ApiKey.CREATE_PARTITIONS: Operation.ALTER,
+    ApiKey.DESCRIBE_CONFIGS: Operation.DESCRIBE_CONFIGS,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: Operation.ALTER_CONFIGS,
+    ApiKey.ALTER_CONFIGS: Operation.ALTER_CONFIGS,
+    ApiKey.DESCRIBE_GROUPS: Operation.DESCRIBE,
+    ApiKey.DELETE_GROUPS: Operation.DELETE,
+    ApiKey.OFFSET_COMMIT: Operation.READ,
+    ApiKey.OFFSET_FETCH: Operation.DESCRIBE,
+    ApiKey.INIT_PRODUCER_ID: Operation.WRITE,
+    ApiKey.DESCRIBE_TRANSACTIONS: Operation.DESCRIBE,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: Operation.ALTER,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: Operation.DESCRIBE,
+    ApiKey.UNREGISTER_BROKER: Operation.ALTER,
+    ApiKey.DESCRIBE_ACLS: Operation.DESCRIBE,
+    ApiKey.CREATE_ACLS: Operation.ALTER,
+    ApiKey.DELETE_ACLS: Operation.ALTER,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: Operation.DESCRIBE,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: Operation.ALTER,
+}
+"""The operation that a request needs on what it names, for error messages; brokers decide."""
+LOST_AT_FIRST_REQUEST_MAX = 3
+"""A broker that ends this many connections at their first request requires authentication; a restart ends one."""
 GROUP_COORDINATOR = 0
 TRANSACTION_COORDINATOR = 1
 
@@ -53,11 +90,20 @@ class Cluster:
     """Connections to a cluster's brokers, opened on first use. Owned by one loop; close it when done."""
 
     def __init__(
-        self, bootstrap: Sequence[tuple[str, int]], *, client_id: str = "chronik", timeout_s: float = 30.0
+        self,
+        bootstrap: Sequence[tuple[str, int]],
+        *,
+        client_id: str = "chronik",
+        timeout_s: float = 30.0,
+        security: ClientSecurity = PLAINTEXT_SECURITY,
+        connect: Connect | None = None,
     ) -> None:
+        """`connect` opens connections in place of a `Connector` with `security`."""
         self.timeout_s = timeout_s
+        self.security = security
         self._bootstrap = tuple(bootstrap)
         self._client_id = client_id
+        self._connect = connect or Connector(security).open
         self._layout: ClusterLayout | None = None
         self._connections: dict[tuple[str, int], asyncio.Task[Connection]] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -152,6 +198,8 @@ class Cluster:
             try:
                 share_s = deadline.left_s / (len(addresses) - index)
                 return await self._connection_to(address, min(CONNECT_TIMEOUT_S_MAX, share_s))
+            except SecurityError:
+                raise  # the other brokers would refuse it too, and count it as a failed attempt
             except ClientError as error:
                 failure = error
         raise failure or Unreachable("no bootstrap address was given")
@@ -164,6 +212,10 @@ class Cluster:
             raise KafkaError(ErrorCode.coordinator_not_available, f"broker {node_id} is not in the cluster now")
         return await self._connection_to((broker.host, broker.port), min(CONNECT_TIMEOUT_S_MAX, deadline.left_s))
 
+    async def new_connection(self, host: str, port: int) -> Connection:
+        """Open a connection that nothing else uses. The caller closes it."""
+        return await self._connect(host, port, client_id=self._client_id, timeout_s=CONNECT_TIMEOUT_S_MAX)
+
     async def controller(self, deadline: Deadline) -> Connection:
         """Return a connection to the controller. Old brokers take admin calls only there; new ones anywhere."""
         layout = self._layout or await self.layout([], deadline=deadline)
@@ -175,7 +227,7 @@ class Cluster:
         task = self._connections.get(address)
         if task is None or (task.done() and not _is_open(task)):
             task = asyncio.get_running_loop().create_task(
-                Connection.open(*address, client_id=self._client_id, timeout_s=timeout_s)
+                self._connect(*address, client_id=self._client_id, timeout_s=timeout_s)
             )
             self._connections[address] = task
         return await asyncio.shield(task)
@@ -208,9 +260,20 @@ class Cluster:
             else:
                 connection = await self.controller(deadline)
             sent = {**values, "timeout": deadline.for_broker_ms} if with_timeout else values
-            return read(await connection.call(key, sent, timeout_s=deadline.left_s, at_most=at_most))
+            response = await connection.call(key, sent, timeout_s=deadline.left_s, at_most=at_most)
+            try:
+                return read(response)
+            except KafkaError as error:
+                raise self._with_missing_right(error, key) from None
 
         return await self.retry(attempt, give_up_on=give_up_on)
+
+    def _with_missing_right(self, error: KafkaError, key: ApiKey) -> KafkaError:
+        """Add the principal and the operation to an authorization error: brokers send the code alone."""
+        if error.code not in AUTHORIZATION_ERRORS or key not in REQUIRED_OPERATIONS:
+            return error
+        lacks = f"{self.security.who} is not allowed to {REQUIRED_OPERATIONS[key].name}"
+        return KafkaError(error.code, f"{error.message}: {lacks}" if error.message else lacks)
 
     async def retry(
         self,
@@ -227,6 +290,7 @@ class Cluster:
         deadline = deadline or Deadline(self.timeout_s)
         pause_s = RETRY_PAUSE_S
         refusal: KafkaError | None = None
+        lost_at_first_request = 0
         while True:
             try:
                 return await attempt(deadline)
@@ -235,6 +299,9 @@ class Cluster:
                     raise
                 refusal = error if isinstance(error, KafkaError) else refusal
                 self._coordinators.clear()
+                lost_at_first_request += isinstance(error, LostAtFirstRequest)
+                if lost_at_first_request >= LOST_AT_FIRST_REQUEST_MAX and self._layout is None:
+                    raise
                 if deadline.left_s <= pause_s or (isinstance(error, Unreachable) and self._layout is None):
                     raise refusal or error from None
             await asyncio.sleep(pause_s)

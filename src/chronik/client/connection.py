@@ -8,20 +8,25 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from ssl import SSLContext, SSLError
 from struct import Struct
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from chronik import __version__
 from chronik.client.errors import (
     BadResponse,
     ConnectionLost,
+    LostAtFirstRequest,
     Refused,
     RequestTimedOut,
+    TlsFailed,
     Unreachable,
     UnsupportedByBroker,
+    WrongListener,
 )
+from chronik.client.tls_transport import TlsTransport, WholeReads, connect_tls, tls_failure
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, known_versions, response_header_is_flexible
 from chronik.wire.errors import ErrorCode, MalformedRequest
@@ -30,6 +35,8 @@ from chronik.wire.primitives import skip_tags
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _SIZE_BYTES = 4
+_TLS_RECORDS = (0x1503, 0x1603)
+"""The first two bytes of a TLS alert and of a TLS handshake message: larger than any size of a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +66,13 @@ class Connection(asyncio.BufferedProtocol):
         self._closed: Exception | None = None
         self._ended = asyncio.Event()
         self._correlation_id = 0
+        self._answered = 0
         self._waiting: dict[int, tuple[asyncio.Future[memoryview], int, int]] = {}
         self._request_slots = asyncio.Semaphore(limits.in_flight_requests_max)
         self._writable = asyncio.Event()
         self._writable.set()
+        self._released = asyncio.Event()
+        self._released.set()
         self._scratch = bytearray(limits.receive_buffer_bytes)
         self._scratch_filled = 0
         self._frame: bytearray | None = None
@@ -77,10 +87,13 @@ class Connection(asyncio.BufferedProtocol):
         client_id: str = "chronik",
         timeout_s: float = 10.0,
         limits: ConnectionLimits | None = None,
+        ssl: SSLContext | None = None,
         authenticate: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> Connection:
         """Connect and request the broker's API versions. Raises Unreachable, or ConnectionLost during the handshake.
 
+        With `ssl` the connection is encrypted, and the broker's certificate verified for `host` as the context says; a
+        failed TLS handshake raises TlsFailed.
         `authenticate` runs first: it may send what the broker requires before it answers other requests.
         """
         loop = asyncio.get_running_loop()
@@ -88,13 +101,19 @@ class Connection(asyncio.BufferedProtocol):
         connection = cls(loop, name, client_id, limits or ConnectionLimits())
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: connection, host, port)
+                if ssl is None:
+                    await loop.create_connection(lambda: connection, host, port)
+                else:
+                    await connect_tls(loop, connection, ssl, host, port)
+        except SSLError as error:
+            raise TlsFailed(f"cannot connect to {name} by TLS: {tls_failure(error)}") from error
         except TimeoutError:
             raise Unreachable(f"no connection to {name} within {timeout_s:g} s") from None
         except ConnectionRefusedError as error:
             raise Refused(f"cannot connect to {name}: {_reason(error)}") from None
         except OSError as error:
-            raise Unreachable(f"cannot connect to {name}: {_reason(error)}") from None
+            # The cause is for callers that know the settings which explain a failed TLS handshake.
+            raise Unreachable(f"cannot connect to {name}: {_reason(error)}") from error
         try:
             if authenticate is not None:
                 await authenticate(connection)
@@ -157,6 +176,7 @@ class Connection(asyncio.BufferedProtocol):
             async with asyncio.timeout(timeout_s):
                 await self._request_slots.acquire()
                 try:
+                    await self._released.wait()
                     await self._writable.wait()
                     return await self.send(key, version, body)
                 finally:
@@ -184,11 +204,39 @@ class Connection(asyncio.BufferedProtocol):
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         self._write(key, version, body)
 
+    def hold(self) -> None:
+        """Delay requests until `release`: a broker accepts only SASL requests during an authentication.
+
+        `send` is not delayed.
+        """
+        self._released.clear()
+
+    def release(self) -> None:
+        self._released.set()
+
     async def drained(self) -> None:
         """Wait until the socket accepts more bytes."""
         await self._writable.wait()
         if self._closed is not None:
             raise self._closed
+
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Connect another protocol to the socket, for a tool that frames its requests itself. Nothing may be in flight.
+
+        This connection counts as closed from then on.
+        """
+        transport = cast(asyncio.Transport, self._transport)
+        if self._waiting:
+            raise RuntimeError("a connection with requests in flight cannot be handed over")
+        self._transport = None
+        self._end(ConnectionLost(f"the connection to {self.name} was handed over"))
+        # TLS decrypts into the protocol's buffer.
+        transport.set_protocol(WholeReads(protocol) if isinstance(transport, TlsTransport) else protocol)
+        protocol.connection_made(transport)
+
+    def end(self, error: Exception) -> None:
+        """Close the connection for a reason: requests that wait fail with it."""
+        self._end(error)
 
     def close(self) -> None:
         self._end(ConnectionLost(f"the connection to {self.name} was closed here"))
@@ -200,7 +248,17 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(ConnectionLost(f"{self.name} closed the connection{f': {exc}' if exc else ''}"))
+        reason = tls_failure(exc) if isinstance(exc, SSLError) else exc
+        lost = f"{self.name} closed the connection{f': {reason}' if reason else ''}"
+        if self._answered == 1 and self._versions:
+            # It answers ApiVersions and nothing else: that is how a broker treats a client that does not authenticate.
+            self._end(
+                LostAtFirstRequest(
+                    f"{lost} at the first request after ApiVersions; if its listener requires SASL, set "
+                    "security.protocol and sasl.mechanism"
+                )
+            )
+        self._end(ConnectionLost(lost))
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -228,6 +286,13 @@ class Connection(asyncio.BufferedProtocol):
         at, filled = 0, self._scratch_filled
         while filled - at >= _SIZE_BYTES and self._closed is None:
             (size,) = _INT32.unpack_from(self._scratch, at)
+            if size >> 16 in _TLS_RECORDS:
+                self._end(
+                    WrongListener(
+                        f"{self.name} speaks TLS, and this client does not: set security.protocol to SSL or SASL_SSL"
+                    )
+                )
+                return
             if not _SIZE_BYTES <= size <= self._limits.response_bytes_max:
                 self._end(ConnectionLost(f"{self.name} does not speak Kafka here (a response of {size} bytes)"))
                 return
@@ -253,6 +318,7 @@ class Connection(asyncio.BufferedProtocol):
         if waiting is None:
             self._end(ConnectionLost(f"{self.name} answered a request that was not sent"))
             return
+        self._answered += 1
         future, key, version = waiting
         try:
             body_at = skip_tags(frame, 4) if response_header_is_flexible(key, version) else 4
@@ -273,6 +339,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._closed = error
         self._writable.set()
+        self._released.set()
         self._ended.set()
         waiting, self._waiting = self._waiting, {}
         for future, _, _ in waiting.values():
@@ -298,6 +365,14 @@ class Connection(asyncio.BufferedProtocol):
             finalized = getattr(response, "finalized_features", ())
             self.features = {feature.name: feature.max_version_level for feature in finalized}
             return
+
+
+class Connect(Protocol):
+    """How a connection to a broker is opened: `Connection.open`, or by another way to the same broker."""
+
+    def __call__(
+        self, host: str, port: int, /, *, client_id: str, timeout_s: float
+    ) -> Coroutine[Any, Any, Connection]: ...
 
 
 def _reason(error: OSError) -> str:

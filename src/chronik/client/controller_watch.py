@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from chronik.client.cluster import Cluster, Deadline
-from chronik.client.connection import Connection
+from chronik.client.connection import Connect
+from chronik.client.connector import Connector
 from chronik.client.errors import ClientError
 from chronik.client.layout import BrokerLayout, ClusterLayout, layout_of
+from chronik.client.security import PLAINTEXT_SECURITY, ClientSecurity
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import KafkaError
 
@@ -75,10 +77,15 @@ class Survey:
         )
 
 
-async def run_watched(work: Coroutine[Any, Any, _T], bootstrap: Sequence[tuple[str, int]], client_id: str) -> _T:
+async def run_watched(
+    work: Coroutine[Any, Any, _T],
+    bootstrap: Sequence[tuple[str, int]],
+    client_id: str,
+    security: ClientSecurity = PLAINTEXT_SECURITY,
+) -> _T:
     """Return the result of `work`. Cancel it and raise NoController if the cluster proves to have no controller."""
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_wait_for_no_controller(bootstrap, client_id))
+    watching = asyncio.ensure_future(_wait_for_no_controller(bootstrap, client_id, security))
     try:
         await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -90,12 +97,15 @@ async def run_watched(work: Coroutine[Any, Any, _T], bootstrap: Sequence[tuple[s
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _wait_for_no_controller(bootstrap: Sequence[tuple[str, int]], client_id: str) -> Survey:
+async def _wait_for_no_controller(
+    bootstrap: Sequence[tuple[str, int]], client_id: str, security: ClientSecurity
+) -> Survey:
     """Return when no broker has reported a controller for long enough. May run forever."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(WATCH_AFTER_S)
     # Own connections: requests on those of the command wait for its responses.
-    async with Cluster(bootstrap, client_id=client_id, timeout_s=ANSWER_TIMEOUT_S * len(bootstrap)) as cluster:
+    timeout_s = ANSWER_TIMEOUT_S * len(bootstrap)
+    async with Cluster(bootstrap, client_id=client_id, timeout_s=timeout_s, security=security) as cluster:
         since_s: float | None = None
         while True:
             try:
@@ -118,18 +128,19 @@ async def survey_controller(cluster: Cluster, client_id: str) -> Survey:
     """Query the metadata of every broker that the cluster lists. An unresponsive broker costs a few seconds."""
     layout = await cluster.layout()
     brokers = layout.brokers
-    layouts = await asyncio.gather(*(_layout_at(broker, client_id) for broker in brokers.values()))
+    connect = Connector(cluster.security).open
+    layouts = await asyncio.gather(*(_layout_at(broker, connect, client_id) for broker in brokers.values()))
     replicas = {
         node_id for topic in layout.topics.values() for partition in topic.partitions for node_id in partition.replicas
     }
     return Survey(brokers, dict(zip(brokers, layouts, strict=True)), frozenset(replicas - brokers.keys()))
 
 
-async def _layout_at(broker: BrokerLayout, client_id: str) -> ClusterLayout | None:
+async def _layout_at(broker: BrokerLayout, connect: Connect, client_id: str) -> ClusterLayout | None:
     deadline = Deadline(ANSWER_TIMEOUT_S)
     values = {"topics": [], "allow_auto_topic_creation": False}
     try:
-        connection = await Connection.open(broker.host, broker.port, client_id=client_id, timeout_s=deadline.left_s)
+        connection = await connect(broker.host, broker.port, client_id=client_id, timeout_s=deadline.left_s)
         try:
             return layout_of(await connection.call(ApiKey.METADATA, values, timeout_s=deadline.left_s, at_most=12))
         finally:

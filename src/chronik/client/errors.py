@@ -19,6 +19,10 @@ class Refused(Unreachable):
     """The machine is up and refuses the connection: the broker's process is gone."""
 
 
+class TlsFailed(Unreachable):
+    """The TLS handshake failed: one side refuses the other's certificate, or does not speak TLS."""
+
+
 class ConnectionLost(ClientError):
     """The connection ended or timed out: the broker may or may not have carried out the request."""
 
@@ -27,12 +31,36 @@ class RequestTimedOut(ConnectionLost):
     """No response in time. The connection is closed, since later responses would arrive after the missing one."""
 
 
+class LostAtFirstRequest(ConnectionLost):
+    """The broker closed the connection at the first request, or after ApiVersions: it may require TLS or SASL."""
+
+
 class BadResponse(ClientError):
     """The broker's response cannot be parsed; a retry would not help."""
 
 
 class UnsupportedByBroker(ClientError):
     """The broker supports no version of this API that this client supports."""
+
+
+class SecurityError(ClientError):
+    """The client and the broker do not agree on security. A retry would not help; the message has the way out."""
+
+
+class AuthenticationFailed(SecurityError):
+    """The broker refused the client's identity, or did not prove its own."""
+
+
+class CertificateRejected(SecurityError):
+    """A certificate is not trusted, or is for another host."""
+
+
+class CertificateExpired(CertificateRejected):
+    """A certificate is not valid any more, or not yet."""
+
+
+class WrongListener(SecurityError):
+    """The listener at this address speaks another security protocol than the client."""
 
 
 RETRIABLE: frozenset[ErrorCode] = frozenset(
@@ -59,6 +87,17 @@ RETRIABLE: frozenset[ErrorCode] = frozenset(
     }
 )
 """Errors that a retry with fresh metadata may resolve."""
+
+
+AUTHORIZATION_ERRORS: frozenset[ErrorCode] = frozenset(
+    {
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.group_authorization_failed,
+        ErrorCode.cluster_authorization_failed,
+        ErrorCode.transactional_id_authorization_failed,
+        ErrorCode.delegation_token_authorization_failed,
+    }
+)
 
 
 def raise_for(result: Any, subject: str) -> None:

@@ -6,5 +6,6 @@ HTTP API. All data collection is bounded; the rules are pure functions.
 
 from chronik.doctor.diagnosis import Diagnosis, Evidence, Verdict
 from chronik.doctor.examination import diagnose
+from chronik.doctor.means import Means
 
-__all__ = ["Diagnosis", "Evidence", "Verdict", "diagnose"]
+__all__ = ["Diagnosis", "Evidence", "Means", "Verdict", "diagnose"]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from chronik.client.connection import Connection
-from chronik.client.errors import ClientError, ConnectionLost
+from chronik.client.connection import Connect, Connection
+from chronik.client.errors import (
+    CertificateExpired,
+    ClientError,
+    ConnectionLost,
+    LostAtFirstRequest,
+    WrongListener,
+)
 from chronik.client.layout import ClusterLayout, layout_of
 from chronik.client.topics import CONSUMER_READER, EARLIEST, LATEST, LOG_END_READER, READ_COMMITTED, READ_UNCOMMITTED
-from chronik.doctor.observations import DOCTOR_CLIENT_ID
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, ConnectionFault
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, write_fetch_request
+from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_response, write_fetch_request
 
 BROKER_RESOURCE = 4
 REQUEST_TIMEOUT_S = 1.0
@@ -31,10 +37,17 @@ ReportedOffsets = tuple[int | None, int | None, int | None, str | None, float, i
 class Brokers:
     """Owned by one event loop, which must close it. A connection is reused until it closes."""
 
-    def __init__(self, bootstrap: Sequence[Address]) -> None:
+    def __init__(self, bootstrap: Sequence[Address], connect: Connect = Connection.open) -> None:
+        self._connect = connect
         self.addresses: dict[int, Address] = {}
         self.silent: dict[int, str] = {}
         """Brokers that did not answer the last metadata request, with the reason."""
+        self.faults: tuple[ConnectionFault, ...] = ()
+        """Connections that failed at the last metadata request because of a certificate or a wrong listener."""
+        self.unreachable_advertised: dict[int, tuple[str, str]] = {}
+        """If only addresses answer that no broker advertises: the advertised ones, and the reasons."""
+        self.throttles: list[tuple[int, float]] = []
+        """Node and delay in ms of each throttled request so far."""
         self._bootstrap = tuple(bootstrap)
         self._connections: dict[tuple[Address, str], Connection] = {}
         self._loop = asyncio.get_running_loop()
@@ -54,7 +67,7 @@ class Brokers:
     ) -> Connection:
         connection = self._connections.get((address, purpose))
         if connection is None or connection.is_closed:
-            connection = await Connection.open(*address, client_id=DOCTOR_CLIENT_ID, timeout_s=timeout_s)
+            connection = await self._connect(*address, client_id=DOCTOR_CLIENT_ID, timeout_s=timeout_s)
             self._connections[(address, purpose)] = connection
         return connection
 
@@ -82,18 +95,33 @@ class Brokers:
         answers = dict(zip(addresses, await self._request_layouts(addresses, topic, timeout_s), strict=True))
         layouts = [answer for answer in answers.values() if isinstance(answer, ClusterLayout)]
         failures = {address: answer for address, answer in answers.items() if isinstance(answer, ClientError)}
+        nodes = {address: node for node, address in self.addresses.items()}
+        faults = {address: kind for address, error in failures.items() if (kind := fault_kind(error)) is not None}
+        self.faults = tuple(
+            ConnectionFault(kind, str(failures[address]), nodes.get(address)) for address, kind in faults.items()
+        )
         if not layouts:
-            raise list(failures.values())[-1]
+            raise next((failures[address] for address in faults), list(failures.values())[-1])
         reasons = {address: str(error) for address, error in failures.items()}
         self._slow = {address for address, reason in reasons.items() if "did not answer" in reason}
         newest = max(layouts, key=lambda layout: _newness(layout, topic))
         self.addresses |= {broker.node_id: (broker.host, broker.port) for broker in newest.brokers.values()}
+        self.unreachable_advertised = self._unreachable_advertised(newest, answers, reasons)
         self.silent = {node: reasons[address] for node, address in self.addresses.items() if address in reasons}
         for partition in newest.topics[topic].partitions if topic in newest.topics else ():
             for node in partition.replicas:
                 if node not in newest.brokers:
                     self.silent.setdefault(node, "the metadata does not list it as a live broker")
         return newest
+
+    def _unreachable_advertised(
+        self, newest: ClusterLayout, answers: Mapping[Address, object], reasons: Mapping[Address, str]
+    ) -> dict[int, tuple[str, str]]:
+        """Return all advertised addresses if none of them answers, although a bootstrap address does."""
+        advertised = {broker.node_id: (broker.host, broker.port) for broker in newest.brokers.values()}
+        if not advertised or not all(address in reasons for address in advertised.values()):
+            return {}
+        return {node: (f"{at[0]}:{at[1]}", reasons[at]) for node, at in advertised.items()}
 
     async def _request_layouts(
         self, addresses: Iterable[Address], topic: str, timeout_s: float
@@ -121,6 +149,7 @@ class Brokers:
         try:
             connection = await self._connection(address, timeout_s=timeout_s)
             answer = await connection.call(ApiKey.METADATA, values, timeout_s=timeout_s, at_most=12)
+            self._note_throttle(address, answer)
             return layout_of(answer)
         except ClientError as error:
             return error
@@ -158,13 +187,31 @@ class Brokers:
         answers = await self._call_all(ApiKey.LIST_GROUPS, lambda node: values)
         return sorted({group.group_id for answer in answers.values() for group in answer.groups})
 
+    def _note_throttle(self, address: Address, answer: Any) -> None:
+        delay = getattr(answer, "throttle_time", None)
+        node = next((node for node, at in self.addresses.items() if at == address), None)
+        if delay and node is not None:
+            self.throttles.append((node, delay.total_seconds() * 1000))
+
     async def fetch(self, node: int, topic: str, partition: int, offset: int, timeout_s: float) -> None:
-        """Fetch available records on a dedicated connection, so that the duration is what a consumer would wait."""
+        """Fetch available records on a dedicated connection, so that the duration is what a consumer would wait.
+
+        Raises KafkaError if the broker refuses.
+        """
         connection = await self._connection(self.addresses[node], f"fetch-{partition}")
         version = connection.version(ApiKey.FETCH, 12)  # later versions name topics by id
         topics = [FetchTopic(topic, None, [FetchPartition(partition, -1, offset, -1, -1, FETCH_BYTES)])]
         request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=FETCH_BYTES, topics=topics)
-        await connection.request(ApiKey.FETCH, version, write_fetch_request(version, request), timeout_s=timeout_s)
+        body = write_fetch_request(version, request)
+        answer = read_fetch_response(
+            version, await connection.request(ApiKey.FETCH, version, body, timeout_s=timeout_s)
+        )
+        if answer.throttle_ms:
+            self.throttles.append((node, float(answer.throttle_ms)))
+        for _, _, partitions in answer.topics:
+            for each in partitions:
+                if each.error_code:
+                    raise KafkaError(ErrorCode(each.error_code), f"fetching {topic}-{partition}")
 
     async def http_addresses(self) -> dict[int, str]:
         """Return the HTTP address in each broker's configuration. Brokers that are not Chronik have none."""
@@ -180,6 +227,13 @@ class Brokers:
             for entry in answer.results[0].configs
             if entry.name == "listen.http" and entry.value
         }
+
+
+def fault_kind(error: ClientError) -> Literal["expired-certificate", "wrong-listener"] | None:
+    """Return the verdict that a failed connection proves, if any."""
+    if isinstance(error, CertificateExpired):
+        return "expired-certificate"
+    return "wrong-listener" if isinstance(error, WrongListener | LostAtFirstRequest) else None
 
 
 async def log_bounds(

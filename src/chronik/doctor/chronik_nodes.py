@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from chronik.client.node_http import TIMEOUT_S, HttpError, get, get_json
+from chronik.client.node_http import TIMEOUT_S, Caller, HttpError, get, get_json
 from chronik.doctor.observations import DamageSeen, Observations, RejectionSample
 from chronik.observe.traces import Trace, decode_page
 
@@ -23,11 +23,11 @@ _SAMPLE = re.compile(rf"^({REJECTIONS}|{LAG_AGE})\{{(.*)\}} (\S+)$", re.MULTILIN
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-async def all_http_addresses(known: Mapping[int, str]) -> dict[int, str]:
+async def all_http_addresses(known: Mapping[int, str], caller: Callable[[], Caller] = Caller) -> dict[int, str]:
     """Return all nodes' HTTP addresses. Any node can list them, so this includes nodes that are down."""
     for address in known.values():
         try:
-            view = await get_json(address, "/api/cluster", 1.0)
+            view = await get_json(address, "/api/cluster", 1.0, caller())
         except HttpError:
             continue
         nodes = view.get("nodes", [])
@@ -38,7 +38,8 @@ async def all_http_addresses(known: Mapping[int, str]) -> dict[int, str]:
 class ChronikNodes:
     """The nodes' HTTP APIs, queried in parallel. Nodes that do not answer are skipped."""
 
-    def __init__(self, addresses: Mapping[int, str], topic: str) -> None:
+    def __init__(self, addresses: Mapping[int, str], topic: str, caller: Callable[[], Caller] = Caller) -> None:
+        self._caller = caller
         self.addresses = dict(addresses)
         self._topic = topic
         self._silent: set[int] = set()
@@ -80,7 +81,7 @@ class ChronikNodes:
 
     async def _metrics(self, node: int) -> str:
         try:
-            text = (await get(self.addresses[node], "/metrics", self._timeout_s(node))).body
+            text = (await get(self.addresses[node], "/metrics", self._timeout_s(node), self._caller())).body
         except HttpError:
             self._silent.add(node)
             return ""
@@ -89,7 +90,8 @@ class ChronikNodes:
 
     async def _topic_view(self, node: int) -> dict[str, Any]:
         try:
-            return await get_json(self.addresses[node], f"/api/topics/{self._topic}", self._timeout_s(node))
+            path = f"/api/topics/{self._topic}"
+            return await get_json(self.addresses[node], path, self._timeout_s(node), self._caller())
         except HttpError:
             return {}
 
@@ -99,15 +101,23 @@ class ChronikNodes:
 
     async def _ring(self, node: int) -> tuple[Sequence[Trace], float]:
         """Return one node's latest trace events, and its clock."""
-        pages = TracePages(self.addresses[node], self._topic, timeout_s=self._timeout_s(node))
+        pages = TracePages(self.addresses[node], self._topic, timeout_s=self._timeout_s(node), caller=self._caller)
         return await pages.latest(TRACES_KEPT_MAX), pages.clock_ms
 
 
 class TracePages:
     """A node's trace ring, page by page. Polling resumes when an unresponsive or restarted node answers again."""
 
-    def __init__(self, address: str, topic: str, partition: int | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        topic: str,
+        partition: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        caller: Callable[[], Caller] = Caller,
+    ) -> None:
         self._timeout_s = timeout_s
+        self._caller = caller
         self.address = address
         self.answers = True
         self.has_changed = False
@@ -125,11 +135,12 @@ class TracePages:
     async def next(self) -> Sequence[Trace]:
         return await self._request(after=self._after, limit=TRACES_PER_PAGE)
 
-    async def _request(self, **query: int) -> Sequence[Trace]:
+    async def _request(self, **query: Any) -> Sequence[Trace]:
         before = self.answers
         topic, partition = self._topic, self._partition
         try:
-            answer = await get(self.address, "/api/traces", self._timeout_s, topic=topic, partition=partition, **query)
+            page_of = {"topic": topic, "partition": partition, **query}
+            answer = await get(self.address, "/api/traces", self._timeout_s, self._caller(), **page_of)
             page = decode_page(answer.body)
         except (HttpError, ValueError) as error:
             self.answers, self.has_changed, self.reason = False, before, str(error)

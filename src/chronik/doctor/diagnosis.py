@@ -17,6 +17,10 @@ Verdict: TypeAlias = Literal[
     "open-transaction",
     "consumer-stopped",
     "partition-imbalance",
+    "expired-certificate",
+    "wrong-listener",
+    "not-authorized",
+    "throttled",
 ]
 
 

@@ -20,6 +20,7 @@ from chronik.doctor.brokers import FIRST_TIMEOUT_S, Address, Brokers
 from chronik.doctor.chronik_nodes import ChronikNodes, all_http_addresses
 from chronik.doctor.consumption import COMMITS_S, needs_longer
 from chronik.doctor.diagnosis import Diagnosis
+from chronik.doctor.means import Means
 from chronik.doctor.observations import (
     DOCTOR_CLIENT_ID,
     BlockingTransaction,
@@ -28,6 +29,8 @@ from chronik.doctor.observations import (
     Member,
     Observations,
     PartitionSample,
+    Refusal,
+    Throttle,
 )
 from chronik.doctor.rules import judge
 from chronik.doctor.transactions import held_back
@@ -39,6 +42,9 @@ PROBE_TIMEOUT_S = 10.0
 PROBED_PARTITIONS_MAX = 12
 GROUPS_MAX = 10
 GROUP_TIMEOUT_S = 2.0
+HIDDEN = "(hidden)"
+"""Instead of a transactional id that the user may not see."""
+MEANS = Means()
 
 
 async def diagnose(
@@ -48,31 +54,47 @@ async def diagnose(
     seconds: float = SECONDS,
     *,
     wall_ms: Callable[[], int],
+    means: Means = MEANS,
 ) -> Diagnosis:
     """Examine a topic and the named group, or all groups that consume the topic if none is named.
 
     `wall_ms` is the wall clock: the brokers report since when a transaction is open by theirs.
     Raises UNKNOWN_TOPIC_OR_PARTITION, GROUP_ID_NOT_FOUND, or a ClientError if no broker can be reached.
     """
-    async with aclosing(Examination(bootstrap, topic, group)) as examination:
-        await examination.run(min(seconds, SECONDS_MAX), wall_ms)
+    async with aclosing(Examination(bootstrap, topic, group, means)) as examination:
+        try:
+            await examination.run(min(seconds, SECONDS_MAX), wall_ms)
+        except (ClientError, KafkaError):
+            # Without access there is nothing to examine, but a verdict: why there is no access.
+            if not examination.explains_failure():
+                raise
     return judge(examination.seen)
 
 
 class Examination:
     """One examination. Owned by its event loop; `aclose` cancels the fetches that still run."""
 
-    def __init__(self, bootstrap: Sequence[Address], topic: str, group: str | None) -> None:
-        self.seen = Observations(topic, group)
+    def __init__(self, bootstrap: Sequence[Address], topic: str, group: str | None, means: Means = MEANS) -> None:
+        self._means = means
+        self.seen = Observations(topic, group, who=means.who)
         self._topic = topic
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
-        self._brokers = Brokers(bootstrap)
-        self._cluster = Cluster(bootstrap, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S)
+        self._brokers = Brokers(bootstrap, means.connect)
+        self._cluster = self._new_cluster(bootstrap)
         self._groups: tuple[str, ...] = () if group is None else (group,)
         self._nodes = ChronikNodes({}, topic)
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._open_probes: dict[int, Fetch] = {}
+
+    def _new_cluster(self, addresses: Sequence[Address]) -> Cluster:
+        connect = self._means.connect
+        return Cluster(addresses, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S, connect=connect)
+
+    def explains_failure(self) -> bool:
+        """Return whether what was seen so far explains why the examination cannot continue."""
+        self.seen.connection_faults = self._brokers.faults
+        return bool(self.seen.connection_faults or self.seen.refusals)
 
     @property
     def _now_s(self) -> float:
@@ -106,11 +128,16 @@ class Examination:
         """Collect what is needed once. Raises KafkaError if the topic or the group does not exist."""
         layout = await self._brokers.layout(self._topic, FIRST_TIMEOUT_S)
         topic = layout.topics.get(self._topic)
+        if topic is not None and topic.error is ErrorCode.topic_authorization_failed:
+            self.seen.refused(Refusal("DESCRIBE", f"topic {self._topic}", topic.error.name.upper()))
+            raise KafkaError(topic.error, f"topic {self._topic}: {self.seen.who} is not allowed to DESCRIBE")
         if topic is None or topic.error is ErrorCode.unknown_topic_or_partition or not topic.partitions:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {self._topic} does not exist")
         reachable = [a for node, a in self._brokers.addresses.items() if node not in self._brokers.silent]
-        self._cluster = Cluster(reachable, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S)
-        self._nodes = ChronikNodes(await all_http_addresses(await self._brokers.http_addresses()), self._topic)
+        self._cluster = self._new_cluster(reachable)
+        caller = self._means.caller
+        addresses = await all_http_addresses(await self._brokers.http_addresses(), caller)
+        self._nodes = ChronikNodes(addresses, self._topic, caller)
         if not self._nodes.addresses:
             self.seen.note("no broker has a Chronik HTTP address: the verdict is based on the Kafka protocol alone")
         await asyncio.gather(self._read_min_insync(), self._find_groups())
@@ -133,7 +160,8 @@ class Examination:
         groups = Groups(self._cluster)
         consuming: list[str] = []
         try:
-            for name in (await self._brokers.groups())[: 10 * GROUPS_MAX]:
+            names = await self._means.visible_groups(await self._brokers.groups())
+            for name in names[: 10 * GROUPS_MAX]:
                 if any(topic == self._topic for topic, _ in await groups.committed(name)):
                     consuming.append(name)
         except (KafkaError, ClientError) as error:
@@ -159,6 +187,8 @@ class Examination:
             self.seen.note(f"at {self._now_s:.0f} s the topic no longer existed")
             return
         self.seen.silent_nodes = dict(self._brokers.silent)
+        self.seen.connection_faults = self._brokers.faults
+        self.seen.unreachable_advertised = self._brokers.unreachable_advertised
         leaders = {partition.partition: partition.leader for partition in topic.partitions}
         offsets = await self._brokers.offsets(self._topic, leaders)
         at_s = self._now_s
@@ -186,6 +216,8 @@ class Examination:
             committed = await groups.committed(group)
         except (KafkaError, ClientError) as error:
             self.seen.note(f"group {group} could not be queried: {error}")
+            if isinstance(error, KafkaError) and error.code is ErrorCode.group_authorization_failed:
+                self.seen.refused(Refusal("DESCRIBE", f"group {group}", error.code.name.upper(), group=group))
             return
         if is_first and description.state == "Dead" and not committed:
             raise KafkaError(ErrorCode.group_id_not_found, f"group {group} does not exist")
@@ -213,7 +245,9 @@ class Examination:
                 try:
                     await self._brokers.fetch(sample.leader, self._topic, partition, offset, PROBE_TIMEOUT_S)
                     self.seen.fetches.append(self._timed(probe, is_over=True))
-                except (ClientError, KafkaError):
+                except (ClientError, KafkaError) as error:
+                    if isinstance(error, KafkaError) and error.code is ErrorCode.topic_authorization_failed:
+                        self.seen.refused(Refusal("READ", f"topic {self._topic}", error.code.name.upper()))
                     timed = self._timed(probe, is_over=False)
                     if timed.elapsed_ms >= PROBE_TIMEOUT_S * 1000:
                         self.seen.fetches.append(timed)
@@ -238,6 +272,7 @@ class Examination:
         if not self.seen.partitions:
             raise Unreachable(f"no broker returned the partitions of {self._topic}")
         now_s = self._now_s
+        self.seen.throttles = [Throttle(now_s, node, delay_ms) for node, delay_ms in self._brokers.throttles]
         self.seen.fetches += [self._timed(probe, is_over=False) for probe in self._open_probes.values()]
         nodes, seen = self._nodes, self.seen
         await asyncio.gather(nodes.read_metrics(seen, now_s), nodes.read_replicas(seen), nodes.read_traces(seen))
@@ -261,6 +296,11 @@ class Examination:
         except (KafkaError, ClientError) as error:
             seen.note(f"the open transactions could not be queried: {error}")
             return
+        named = await self._means.visible_transactions([each.transactional_id for each in coordinated.values()])
+        coordinated = {
+            key: each if each.transactional_id in named else replace(each, transactional_id=HIDDEN)
+            for key, each in coordinated.items()
+        }
         seen.wall_ms = wall_ms()
         seen.transactions = [
             BlockingTransaction(each, coordinated.get(each.key)) for each in blocking if each.key in still_open

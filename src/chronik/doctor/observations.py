@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from chronik.client.transactions import OpenTransaction, TransactionDescription
 from chronik.observe.traces import Trace
@@ -102,6 +103,35 @@ class BlockingTransaction:
     coordinated: TransactionDescription | None
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionFault:
+    """Why a connection cannot be made, although a broker answers. `node` is None for a bootstrap address."""
+
+    kind: Literal["expired-certificate", "wrong-listener"]
+    text: str
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An operation that the doctor was refused; `error` is the broker's error code."""
+
+    operation: str
+    resource: str
+    error: str
+    node: int | None = None
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """A quota delayed a request of the doctor."""
+
+    at_s: float
+    node: int
+    delay_ms: float
+
+
 @dataclass(slots=True)
 class Observations:
     """Everything observed so far. `requested_group` is None unless the caller named a group."""
@@ -129,11 +159,22 @@ class Observations:
     """The first open transaction of each partition whose last stable offset stalls."""
     wall_ms: int = 0
     """The doctor's clock when it read the transactions."""
+    who: str = "User:ANONYMOUS"
+    """The identity of the doctor at the brokers."""
+    connection_faults: Sequence[ConnectionFault] = ()
+    unreachable_advertised: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """If only the bootstrap address answers: each node's advertised address, and why it does not answer."""
+    refusals: list[Refusal] = field(default_factory=list)
+    throttles: list[Throttle] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def ago_s(self, event: Trace) -> float:
         """Return how long before the end of the examination an event was traced."""
         return max(0.0, self.node_clocks_ms.get(event.node, event.time_ms) - event.time_ms) / 1000
+
+    def refused(self, refusal: Refusal) -> None:
+        if refusal not in self.refusals:
+            self.refusals.append(refusal)
 
     def note(self, text: str) -> None:
         if text not in self.notes:

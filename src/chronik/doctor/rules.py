@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sized
 from functools import partial
 
+from chronik.doctor.access import expired_certificate, not_authorized, throttled, wrong_listener
 from chronik.doctor.consumption import consumer_stopped, partition_imbalance
 from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, listed, nodes_of
 from chronik.doctor.fetch_path import UNNAMED_CLIENT, fetch_hang
@@ -217,8 +218,12 @@ def under_replicated(seen: Observations) -> Finding:
 
 
 PRECEDENCE: tuple[Callable[[Observations], Finding], ...] = (
+    expired_certificate,
+    wrong_listener,
+    not_authorized,
     no_leader,
     watermark_not_advancing,
+    throttled,
     fetch_hang,
     leadership_rejections,
     open_transaction,

@@ -19,9 +19,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from chronik.client.properties import ClientSettings
+from chronik.local import security
 from chronik.local.errors import LocalClusterError, UncleanStop
 from chronik.local.node import LocalNode, nodes_in, write_settings
-from chronik.local.node_process import wait_until
+from chronik.local.node_process import Spawn, wait_until
 from chronik.node.config import HTTP_PORT_BELOW_KAFKA, INTERNAL_PORT_BELOW_KAFKA
 from chronik.node.membership.cluster_secret import SECRET_NAME, make_secret
 from chronik.storage.disk import RealDisk, read_file, write_file_atomic
@@ -41,24 +43,40 @@ PER_NODE_VARIABLES = ("NODE_ID", "CLUSTER_ID", "CLUSTER_SECRET", "DATA_DIR", "PE
 
 class LocalCluster:
     """The nodes of one folder. `command` starts one node; its `--data-dir` and `--config` are appended.
+    `spawn` starts the processes (by default `spawn_process`).
 
     All nodes listen on loopback; a subclass can give each node its own host (`host_of`, `command_of`).
     """
 
     def __init__(
-        self, folder: str, *, command: Sequence[str] = START_NODE, environment: Mapping[str, str] | None = None
+        self,
+        folder: str,
+        *,
+        command: Sequence[str] = START_NODE,
+        environment: Mapping[str, str] | None = None,
+        spawn: Spawn | None = None,
     ) -> None:
         self.folder = os.path.abspath(folder)
         self.nodes: list[LocalNode] = []
         self.refresh()
         self._command = tuple(command)
         self._environment = shared_environment() if environment is None else dict(environment)
+        self._spawn = spawn
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
         return ",".join(node.bootstrap for node in self.nodes)
+
+    @property
+    def is_secured(self) -> bool:
+        return security.is_secured(self.folder)
+
+    @property
+    def client_settings(self) -> ClientSettings:
+        """How to connect to the cluster: as its administrator, if it is secured."""
+        return security.client_settings(self.folder, self.bootstrap)
 
     @property
     def running(self) -> list[LocalNode]:
@@ -99,9 +117,16 @@ class LocalCluster:
 
     # -- setup ---------------------------------------------------------------------------------------------------------
 
-    def create(self, nodes: int, port: int, settings: Mapping[str, Any] | None = None) -> None:
-        """Write the settings of a new cluster; node i gets `port` + i - 1, and the derived ports below it."""
+    def create(
+        self, nodes: int, port: int, settings: Mapping[str, Any] | None = None, *, is_secure: bool = False
+    ) -> None:
+        """Write the settings of a new cluster; node i gets `port` + i - 1, and the derived ports below it.
+
+        A secure cluster has TLS, users and ACLs: see `security`.
+        """
         check_ports([port + index for index in range(nodes)])
+        if is_secure:
+            security.create_security(self.folder)
         # A random id in the format of Kafka's cluster ids.
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         shared = {"cluster_id": cluster_id, "default_replication_factor": min(REPLICAS_MAX, nodes), **(settings or {})}
@@ -140,6 +165,7 @@ class LocalCluster:
             others = [{"id": other.id, "internal": str(other.internal)} for other in self.nodes if other is not node]
             node.change({"peers": others or None})
         self._share_secret()
+        self._secure()
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
@@ -172,8 +198,10 @@ class LocalCluster:
         if node.process.state is not None:
             raise LocalClusterError(f"node {node_id} is already running (process {node.process.pid})")
         self._share_secret()
+        self._secure()
         # Pass the folder explicitly: it may have been moved since its settings were written.
-        node.process.launch([*self.command_of(node.id), "--data-dir", node.folder], self._environment)
+        command = [*self.command_of(node.id), "--data-dir", node.folder]
+        node.process.launch(command, self._environment, self._spawn)
         return node
 
     def stop(self, node_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -266,6 +294,16 @@ class LocalCluster:
                     "make both usable for this user alone"
                 ) from None
 
+    def _secure(self) -> None:
+        """Write what secures the nodes and their clients, if the cluster is secured. The folder may have been moved."""
+        if not self.is_secured:
+            return
+        for node in self.nodes:
+            settings = security.node_settings(self.folder, node.id, [node.kafka.host])
+            if node.config.tls.certificate != settings["tls"]["certificate"]:
+                node.change(settings)
+        security.write_client_settings(self.folder, self.bootstrap)
+
     def _running_node(self, node_id: int) -> LocalNode:
         node = self.node(node_id)
         if node.process.state is None:
@@ -342,7 +380,7 @@ def clean_environment() -> dict[str, str]:
 
 def free_port(nodes: int) -> int:
     """Return a first port for `nodes` nodes such that every port that they will use is free."""
-    chooser = random.Random()
+    chooser = random.Random()  # noqa: S311 - a port is not a secret
     for _ in range(100):
         port = chooser.randrange(FREE_PORT_FROM, FREE_PORT_UPTO - nodes)
         if all(_is_free(taken) for index in range(nodes) for taken in _ports(port + index)):

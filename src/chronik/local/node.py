@@ -15,6 +15,8 @@ import json
 import os
 import re
 import socket
+import ssl
+import time
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +25,9 @@ from chronik.client.endpoint import Endpoint
 from chronik.local.errors import LocalClusterError
 from chronik.local.node_process import NodeProcess
 from chronik.node.config import ConfigError, load
+from chronik.node.membership.cluster_secret import SECRET_NAME, read_secret
+from chronik.node.serving.signed import Kind, node_token
+from chronik.storage.disk import RealDisk
 
 HTTP_TIMEOUT_S = 2.0
 
@@ -34,6 +39,7 @@ class LocalNode:
         self.folder = os.path.abspath(folder)
         self.config_path = os.path.join(self.folder, "node.toml")
         self.log_path = os.path.join(self.folder, "node.log")
+        self._tls: ssl.SSLContext | None = None
         self.process = NodeProcess(self.config_path, os.path.join(self.folder, "node.pid"), self.log_path)
         self.reload()
 
@@ -41,6 +47,7 @@ class LocalNode:
         """Load the settings: another process may have changed them."""
         try:
             self.config = load(self.config_path)
+            self._tls = None
         except ConfigError as error:
             raise LocalClusterError(str(error)) from None
 
@@ -92,11 +99,33 @@ class LocalNode:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of one GET request; status 0 if the node does not answer."""
+        status, body = self._get(path, {})
+        if status == http.client.UNAUTHORIZED:
+            status, body = self._get(path, self._proof())
+        return status, body
+
+    def _proof(self) -> dict[str, str]:
+        """Return the header that proves this node's cluster secret, which its folder holds; none without it."""
+        path = self.config.cluster_secret_file or os.path.join(self.folder, SECRET_NAME)
+        try:
+            secret = read_secret(RealDisk(), path)
+        except (OSError, ConfigError):
+            secret = None
+        if secret is None:
+            return {}
+        key = secret.derived(Kind.NODE.purpose)[0]
+        return {"Authorization": f"Bearer {node_token(key, time.time_ns() // 1_000_000)}"}
+
+    def _get(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
         # Not by asyncio: the caller may be on an event loop, as asynchronous tests are.
         connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
+        if self.config.security.http_tls:
+            if self._tls is None:
+                self._tls = ssl.create_default_context(cafile=self.config.tls.authorities or None)
+            connection = http.client.HTTPSConnection(*self.http, timeout=HTTP_TIMEOUT_S, context=self._tls)
         with contextlib.closing(connection):
             try:
-                connection.request("GET", path)
+                connection.request("GET", path, headers=dict(headers))
                 response = connection.getresponse()
                 return response.status, response.read()
             except (OSError, http.client.HTTPException):
@@ -127,7 +156,8 @@ def write_settings(folder: str, settings: Mapping[str, Any]) -> None:
     """Write `folder`/node.toml atomically, without the settings that are None."""
     path = os.path.join(folder, "node.toml")
     try:
-        os.makedirs(folder, exist_ok=True)
+        # The node's log, which this process creates, names topics and users.
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         with open(path + ".new", "w", encoding="utf-8") as opened:
             opened.write(to_toml({name: value for name, value in settings.items() if value is not None}))
         os.replace(path + ".new", path)

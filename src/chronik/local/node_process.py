@@ -13,11 +13,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from chronik.local.errors import LocalClusterError
 
 ProcessState = Literal["running", "paused"]
+Spawn: TypeAlias = Callable[[Sequence[str], Mapping[str, str], int], int]
+"""Starts a process with this command, environment and file for errors; returns its id."""
 
 REASON_BYTES_MAX = 64 * 1024
 MESSAGE_PREFIX = "chronik: "
@@ -73,33 +75,25 @@ class NodeProcess:
         return "paused" if letter in "Tt" else "running"
 
     @_uninterrupted()
-    def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the process in its own session, so that it outlives this process and its terminal."""
+    def launch(self, command: Sequence[str], environment: Mapping[str, str], spawn: Spawn | None = None) -> None:
+        """Start the process; `spawn` is `spawn_process` by default."""
         self.forget()
         with open(self._log_path, "ab") as log:
             self._log_bytes_before = log.tell()
-            child = subprocess.Popen(
-                [*command, CONFIG_FLAG, self._config_path],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # it prints that it is ready; the log is for JSON lines
-                stderr=log,
-                env=dict(environment),
-                start_new_session=True,
-            )
+            pid = (spawn or spawn_process)([*command, CONFIG_FLAG, self._config_path], environment, log.fileno())
+        self._child_pid = pid
         try:
             with open(self._pid_path, "w", encoding="ascii") as opened:
-                opened.write(f"{child.pid}\n")
+                opened.write(f"{pid}\n")
         except OSError as error:
             # For example because the disk is full. Without the pid file no command could find the process.
-            child.kill()
-            child.wait()
+            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # `spawn` may have started it elsewhere
+                os.waitpid(pid, 0)
             self.forget()
             raise LocalClusterError(
                 f"cannot write {self._pid_path}: {error.strerror}; free some space, then try again"
             ) from None
-        # Popen expects its caller to wait for the child; this child may outlive us, so mark it as already waited for.
-        child.returncode = 0
-        self._child_pid = child.pid
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if the process runs."""
@@ -160,6 +154,21 @@ class NodeProcess:
             return None
 
 
+def spawn_process(command: Sequence[str], environment: Mapping[str, str], log: int) -> int:
+    """Start a process in its own session, so that it outlives this process and its terminal."""
+    child = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # it prints that it is ready; the log is for JSON lines
+        stderr=log,
+        env=dict(environment),
+        start_new_session=True,
+    )
+    # Popen expects its caller to wait for the child; this child may outlive us, so mark it as already waited for.
+    child.returncode = 0
+    return child.pid
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.02) -> bool:
     """Poll until the condition holds; return False if the time is up."""
     deadline_s = time.monotonic() + timeout_s
@@ -180,8 +189,11 @@ def inspect(pid: int) -> tuple[str, int, str] | None:
     except (FileNotFoundError, ProcessLookupError):
         if os.path.isdir("/proc/self"):
             return None
-    listed = subprocess.run(
-        ["ps", "-ww", "-o", "state=,args=", "-p", str(pid)], capture_output=True, text=True, check=False
+    listed = subprocess.run(  # noqa: S603 - the pid is a number
+        ["ps", "-ww", "-o", "state=,args=", "-p", str(pid)],  # noqa: S607 - its folder differs between systems
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
     letters, _, command = listed.partition(" ")
     return (letters[:1], 1, command) if listed else None

@@ -17,11 +17,17 @@ class TemporaryCluster(LocalCluster):
     """A context manager: inside it all nodes serve; after it no process or file remains."""
 
     def __init__(
-        self, nodes: int, *, command: Sequence[str] = START_NODE, environment: Mapping[str, str] | None = None
+        self,
+        nodes: int,
+        *,
+        command: Sequence[str] = START_NODE,
+        environment: Mapping[str, str] | None = None,
+        is_secure: bool = False,
     ) -> None:
         own = clean_environment() if environment is None else environment
         super().__init__(tempfile.mkdtemp(prefix="chronik-"), command=command, environment=own)
         self._count = nodes
+        self._is_secure = is_secure
 
     def __enter__(self) -> Self:
         try:
@@ -49,7 +55,7 @@ class TemporaryCluster(LocalCluster):
                 if attempt:
                     self.move_to(port)
                 else:
-                    self.create(self._count, port)
+                    self.create(self._count, port, is_secure=self._is_secure)
                 self.start_all()
                 return
             except LocalClusterError as error:

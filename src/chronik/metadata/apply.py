@@ -17,17 +17,22 @@ from uuid import UUID
 
 from msgspec.structs import astuple, replace
 
+from chronik.authentication.scram import ScramCredential
 from chronik.metadata.commands import (
     AllocateProducerIds,
+    AlterClientQuotas,
     AlterConfigs,
+    AlterScramCredentials,
     Assignment,
     BrokerStatusChange,
     ChangePartition,
     ChangePartitions,
     Command,
+    CreateAcls,
     CreateCluster,
     CreatePartitions,
     CreateTopic,
+    DeleteAcls,
     DeleteTopic,
     FenceBroker,
     PartitionChange,
@@ -39,21 +44,33 @@ from chronik.metadata.commands import (
 )
 from chronik.metadata.elections import MIN_INSYNC_REPLICAS
 from chronik.metadata.events import (
+    AclsCreated,
+    AclsDeleted,
     BrokerFenced,
     BrokerRegistered,
     BrokerShuttingDown,
     BrokerUnfenced,
     BrokerUnregistered,
+    ClientQuotasChanged,
     ClusterCreated,
     ConfigChanged,
     Event,
     PartitionsCreated,
     ProducerIdsAllocated,
+    ScramCredentialsChanged,
     TopicCreated,
     TopicDeleted,
     partition_events,
 )
-from chronik.metadata.image import NO_CONTROLLER, NO_LEADER, BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.image import (
+    NO_CONTROLLER,
+    NO_LEADER,
+    BrokerImage,
+    ClientQuotas,
+    ClusterImage,
+    PartitionImage,
+    TopicImage,
+)
 from chronik.wire.errors import ErrorCode, KafkaError
 
 Applied: TypeAlias = tuple[ClusterImage, list[Event]]
@@ -88,8 +105,16 @@ def apply(image: ClusterImage, command: Command) -> Applied:
             changed, events = _change_partitions(image, command)
         case AlterConfigs():
             changed, events = _alter_configs(image, command)
+        case AlterClientQuotas():
+            changed, events = _alter_client_quotas(image, command)
         case AllocateProducerIds():
             changed, events = _allocate_producer_ids(image, command)
+        case AlterScramCredentials():
+            changed, events = _alter_scram_credentials(image, command)
+        case CreateAcls():
+            changed, events = _create_acls(image, command)
+        case DeleteAcls():
+            changed, events = _delete_acls(image, command)
     return replace(changed, version=image.version + 1), events
 
 
@@ -121,6 +146,7 @@ def _register_broker(image: ClusterImage, command: RegisterBroker) -> Applied:
         folder_id=command.folder_id or (None if known is None else known.folder_id),
         internal=command.internal,
         http=command.http,
+        listeners=command.listeners,
     )
     image, changed = _change_current(image, command.changes, is_strict=True)
     events = [BrokerRegistered(broker), *changed]
@@ -220,10 +246,36 @@ def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
     return after, [changed, *events]
 
 
+def _alter_client_quotas(image: ClusterImage, command: AlterClientQuotas) -> Applied:
+    entity = command.entity
+    after = {**image.quotas_of(entity), **command.changes}
+    values = {key: value for key, value in sorted(after.items()) if value is not None}
+    kept = [quotas for quotas in image.client_quotas if quotas.entity != entity]
+    if values:
+        kept.append(ClientQuotas(entity, values))
+    # A default is None, which does not compare with names.
+    kept.sort(key=lambda quotas: [(kind, name is None, name or "") for kind, name in quotas.entity.parts])
+    return replace(image, client_quotas=tuple(kept)), [ClientQuotasChanged(entity, values)]
+
+
 def _allocate_producer_ids(image: ClusterImage, command: AllocateProducerIds) -> Applied:
     first = image.next_producer_id
     allocated = ProducerIdsAllocated(command.broker_id, first, command.count)
     return replace(image, next_producer_id=first + command.count), [allocated]
+
+
+def _alter_scram_credentials(image: ClusterImage, command: AlterScramCredentials) -> Applied:
+    altered: dict[str, Mapping[str, ScramCredential]] = {}
+    for key in command.deletions:
+        credentials = altered.get(key.user, image.scram.get(key.user, {}))
+        if key.mechanism not in credentials:
+            raise KafkaError(ErrorCode.resource_not_found, f"user {key.user!r} has no credential for {key.mechanism}")
+        altered[key.user] = _without(credentials, key.mechanism)
+    for upsert in command.upserts:
+        credentials = altered.get(upsert.user, image.scram.get(upsert.user, {}))
+        altered[upsert.user] = {**credentials, upsert.mechanism: upsert.credential}
+    scram = {user: credentials for user, credentials in {**image.scram, **altered}.items() if credentials}
+    return replace(image, scram=scram), [ScramCredentialsChanged(tuple(sorted(altered)))]
 
 
 def _new_partitions(first: int, assignments: tuple[Assignment, ...]) -> tuple[PartitionImage, ...]:
@@ -250,6 +302,19 @@ def _require_topic(image: ClusterImage, name: str, topic_id: UUID) -> TopicImage
 
 def _without(entries: Mapping[K, V], key: K) -> dict[K, V]:
     return {each: value for each, value in entries.items() if each != key}
+
+
+# -- ACLs --------------------------------------------------------------------------------------------------------------
+
+
+def _create_acls(image: ClusterImage, command: CreateAcls) -> Applied:
+    created = tuple(acl for acl in dict.fromkeys(command.acls) if acl not in image.acls)
+    return (replace(image, acls=image.acls.union(created)), [AclsCreated(created)]) if created else (image, [])
+
+
+def _delete_acls(image: ClusterImage, command: DeleteAcls) -> Applied:
+    deleted = tuple(acl for acl in dict.fromkeys(command.acls) if acl in image.acls)
+    return (replace(image, acls=image.acls.difference(deleted)), [AclsDeleted(deleted)]) if deleted else (image, [])
 
 
 # -- partitions --------------------------------------------------------------------------------------------------------

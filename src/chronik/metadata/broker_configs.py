@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from chronik.metadata.config_definitions import ConfigDefinition, ConfigType, by_name
+from chronik.metadata.config_definitions import INT_MAX, ConfigDefinition, ConfigType, by_name
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -29,6 +29,10 @@ def _dynamic(topic_config: ConfigDefinition, name: str) -> ConfigDefinition:
     return replace(topic_config, name=name, documentation=documentation, synonym=None)
 
 
+MAX_CONNECTIONS_PER_IP = "max.connections.per.ip"
+MAX_CONNECTION_CREATION_RATE = "max.connection.creation.rate"
+UNLIMITED = str(INT_MAX)
+
 _S = ConfigType.STRING
 _I = ConfigType.INT
 _L = ConfigType.LONG
@@ -47,6 +51,22 @@ DYNAMIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
             "60000",
             "Kept and reported for clients that set it; nothing here uses Kerberos.",
             lowest=0,
+        ),
+        ConfigDefinition(
+            MAX_CONNECTIONS_PER_IP,
+            _I,
+            UNLIMITED,
+            "The most client connections of one address.",
+            lowest=0,
+            highest=INT_MAX,
+        ),
+        ConfigDefinition(
+            MAX_CONNECTION_CREATION_RATE,
+            _I,
+            UNLIMITED,
+            "The most client connections that a broker accepts per second; further ones are served late.",
+            lowest=1,
+            highest=INT_MAX,
         ),
     )
 )
@@ -73,11 +93,14 @@ STATIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _static("listeners", _S, "The address that the node listens on."),
         _static("log.dirs", _S, "The folder of the partitions' logs."),
         _static("max.connections", _I, "The most client connections at a time."),
+        _static("max.connections.per.ip.overrides", _S, "Other limits of connections for single addresses."),
         _static("node.id", _I, "This node's id."),
         _static("num.partitions", _I, "The number of partitions of a topic that is created without one."),
         _static("offsets.retention.minutes", _I, "How long the offsets of an empty group are kept."),
         _static("offsets.topic.num.partitions", _I, "Partitions of the topic that holds committed offsets."),
         _static("producer.id.expiration.ms", _I, "How long an idle producer's sequence numbers are remembered."),
+        _static("quota.window.num", _I, "How many samples a rate is measured over."),
+        _static("quota.window.size.seconds", _I, "How long each of these samples is."),
         _static("socket.request.max.bytes", _I, "The largest request that is read."),
     )
 )
@@ -99,7 +122,8 @@ def check_broker_configs(configs: Mapping[str, str | None], broker: str = CLUSTE
             )
         if name in STATIC_BROKER_CONFIGS:
             raise KafkaError(
-                ErrorCode.invalid_request, f"Cannot update {name} while the broker runs: set it before the start"
+                ErrorCode.invalid_request,
+                f"Cannot update {name} while the broker runs: set it before the start",  # noqa: S608 - not SQL
             )
         if text is None:
             continue

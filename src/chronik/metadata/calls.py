@@ -5,6 +5,7 @@ Tagged structs, encoded as msgpack maps: readers ignore unknown fields, so a fie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import UUID
 
 import msgspec
@@ -38,6 +39,7 @@ class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
     folder_id: UUID | None = None
     http: str = ""
     previous_incarnations: tuple[UUID, ...] | None = None
+    listeners: Mapping[str, tuple[str, int]] = {}
 
 
 class HeartbeatCall(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -17,6 +17,10 @@ from uuid import UUID
 
 import msgspec
 
+from chronik.authentication.scram import ScramCredential
+from chronik.authorization.acls import AclBinding
+from chronik.quotas.entities import QuotaEntity
+
 ConfigResource: TypeAlias = Literal["topic", "broker"]
 
 
@@ -81,6 +85,8 @@ class RegisterBroker(msgspec.Struct, frozen=True, tag="register_broker"):
     starts_fenced: bool = False
     changes: tuple[TopicChanges, ...] = ()
     http: str = ""
+    listeners: Mapping[str, tuple[str, int]] = {}
+    """The addresses for clients by listener. Empty: one listener, at `host` and `port`."""
 
 
 class BrokerStatusChange(msgspec.Struct, frozen=True):
@@ -161,11 +167,50 @@ class AlterConfigs(msgspec.Struct, frozen=True, tag="alter_configs"):
     changes: Mapping[str, str | None]
 
 
+class AlterClientQuotas(msgspec.Struct, frozen=True, tag="alter_client_quotas"):
+    """Set quotas of one entity; None removes one."""
+
+    entity: QuotaEntity
+    changes: Mapping[str, float | None]
+
+
 class AllocateProducerIds(msgspec.Struct, frozen=True, tag="allocate_producer_ids"):
     """Allocate the next `count` producer ids to one broker; the event carries the range."""
 
     broker_id: int
     count: int
+
+
+class ScramKey(msgspec.Struct, frozen=True):
+    """One credential: a user has at most one for each mechanism."""
+
+    user: str
+    mechanism: str
+
+
+class ScramUpsert(msgspec.Struct, frozen=True):
+    user: str
+    mechanism: str
+    credential: ScramCredential
+
+
+class AlterScramCredentials(msgspec.Struct, frozen=True, tag="alter_scram_credentials"):
+    """Delete, then create or replace SCRAM credentials. Refused as a whole if one to delete does not exist."""
+
+    deletions: tuple[ScramKey, ...] = ()
+    upserts: tuple[ScramUpsert, ...] = ()
+
+
+class CreateAcls(msgspec.Struct, frozen=True, tag="create_acls"):
+    """Add ACLs; those that exist already stay as they are."""
+
+    acls: tuple[AclBinding, ...]
+
+
+class DeleteAcls(msgspec.Struct, frozen=True, tag="delete_acls"):
+    """Remove exactly these ACLs; those that do not exist any more are ignored."""
+
+    acls: tuple[AclBinding, ...]
 
 
 Command: TypeAlias = (
@@ -181,7 +226,11 @@ Command: TypeAlias = (
     | ChangePartition
     | ChangePartitions
     | AlterConfigs
+    | AlterClientQuotas
     | AllocateProducerIds
+    | AlterScramCredentials
+    | CreateAcls
+    | DeleteAcls
 )
 
 encode_command: Callable[[Command], bytes] = msgspec.msgpack.Encoder().encode

@@ -7,9 +7,12 @@ from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import astuple
 
+from chronik.authorization.acls import AclBinding
 from chronik.metadata.commands import ConfigResource
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.quotas.entities import QuotaEntity
 
 
 class ClusterCreated(msgspec.Struct, frozen=True, tag=True):
@@ -90,10 +93,33 @@ class ConfigChanged(msgspec.Struct, frozen=True, tag=True):
     changed: tuple[str, ...]
 
 
+class ClientQuotasChanged(msgspec.Struct, frozen=True, tag=True):
+    """`values` is everything now set on the entity; empty if nothing is."""
+
+    entity: QuotaEntity
+    values: Mapping[str, float]
+
+
 class ProducerIdsAllocated(msgspec.Struct, frozen=True, tag=True):
     broker_id: int
     first: int
     count: int
+
+
+class ScramCredentialsChanged(msgspec.Struct, frozen=True, tag=True):
+    """The users whose credentials changed. Without the credentials: they are secret."""
+
+    users: tuple[str, ...]
+
+
+class AclsCreated(msgspec.Struct, frozen=True, tag=True):
+    """Only ACLs that did not exist before."""
+
+    acls: tuple[AclBinding, ...]
+
+
+class AclsDeleted(msgspec.Struct, frozen=True, tag=True):
+    acls: tuple[AclBinding, ...]
 
 
 Event: TypeAlias = (
@@ -110,7 +136,11 @@ Event: TypeAlias = (
     | LeaderChanged
     | IsrChanged
     | ConfigChanged
+    | ClientQuotasChanged
     | ProducerIdsAllocated
+    | ScramCredentialsChanged
+    | AclsCreated
+    | AclsDeleted
 )
 
 
@@ -145,6 +175,11 @@ def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
         before, after = old.broker_configs.get(name, {}), new.broker_configs.get(name, {})
         if before != after:
             events.append(ConfigChanged("broker", name, after, _changed(before, after)))
+    users = {*old.scram, *new.scram}
+    changed = tuple(sorted(user for user in users if old.scram.get(user) != new.scram.get(user)))
+    if changed:
+        events.append(ScramCredentialsChanged(changed))
+    events += _quota_events(old, new)
     for name, topic in sorted(old.topics.items()):
         kept = new.topics.get(name)
         if kept is None or kept.id != topic.id:
@@ -155,7 +190,27 @@ def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
             events.append(TopicCreated(topic))
         else:
             events += _topic_events(known, topic)
+    return [*events, *_acl_events(old, new)]
+
+
+def _acl_events(old: ClusterImage, new: ClusterImage) -> list[Event]:
+    """Return removals last: for a moment both the old and the new DENY apply, and never neither of them."""
+    if old.acls is new.acls:
+        return []
+    created, deleted = new.acls - old.acls, old.acls - new.acls
+    events: list[Event] = []
+    if created:
+        events.append(AclsCreated(tuple(sorted(created, key=astuple))))
+    if deleted:
+        events.append(AclsDeleted(tuple(sorted(deleted, key=astuple))))
     return events
+
+
+def _quota_events(old: ClusterImage, new: ClusterImage) -> list[Event]:
+    before = {quotas.entity: quotas.values for quotas in old.client_quotas}
+    after = {quotas.entity: quotas.values for quotas in new.client_quotas}
+    changed = [entity for entity in {**before, **after} if before.get(entity) != after.get(entity)]
+    return [ClientQuotasChanged(entity, after.get(entity, {})) for entity in changed]
 
 
 def _broker_events(old: BrokerImage | None, new: BrokerImage) -> list[Event]:

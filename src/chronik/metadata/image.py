@@ -13,7 +13,13 @@ from uuid import UUID
 
 import msgspec
 
+from chronik.authentication.scram import ScramCredential
+from chronik.authorization.acls import AclBinding
+from chronik.quotas.entities import QuotaEntity
 from chronik.wire.errors import ErrorCode, KafkaError
+
+DEFAULT_LISTENER = "KAFKA"
+"""The listener of a broker that registered none by name."""
 
 NO_LEADER = -1
 NO_CONTROLLER = -1
@@ -120,6 +126,8 @@ class BrokerImage(msgspec.Struct, frozen=True):
     serves, but gets no new partitions. `status_version` is the version of the last change to either; a broker that has
     not applied it does not know its status. `durability` is this process's rule for when a record is durable.
     `folder_id` identifies its data folder. `internal` is its address for other nodes; `http` is its HTTP API, if any.
+    `listeners` has its addresses for clients by listener; `host` and `port` are those of the first one. It is empty if
+    there is only that one.
     """
 
     id: int
@@ -135,14 +143,31 @@ class BrokerImage(msgspec.Struct, frozen=True):
     folder_id: UUID | None = None
     internal: str = ""
     http: str = ""
+    listeners: Mapping[str, tuple[str, int]] = {}
+
+    def address(self, listener: str) -> tuple[str, int] | None:
+        """Return the address for clients that came in by `listener`; None if the broker does not have it."""
+        if not self.listeners:
+            return (self.host, self.port) if listener == DEFAULT_LISTENER else None
+        return self.listeners.get(listener)
 
     @property
     def may_join_isr(self) -> bool:
         return not (self.is_fenced or self.is_shutting_down)
 
 
+class ClientQuotas(msgspec.Struct, frozen=True):
+    """The quotas that are set on one entity: never empty."""
+
+    entity: QuotaEntity
+    values: Mapping[str, float]
+
+
 class ClusterImage(msgspec.Struct, frozen=True):
-    """All metadata. `broker_configs` is keyed by the node id as text; the empty key holds the cluster-wide defaults."""
+    """All metadata. `broker_configs` is keyed by the node id as text; the empty key holds the cluster-wide defaults.
+
+    `scram` holds the users' credentials, by user and mechanism; no user is without one. Its keys are secret.
+    """
 
     cluster_id: str = ""
     version: int = 0
@@ -152,6 +177,10 @@ class ClusterImage(msgspec.Struct, frozen=True):
     broker_configs: Mapping[str, Mapping[str, str]] = {}
     next_producer_id: int = 0
     controller_id: int = NO_CONTROLLER
+    scram: Mapping[str, Mapping[str, ScramCredential]] = {}
+    acls: frozenset[AclBinding] = frozenset()
+    client_quotas: tuple[ClientQuotas, ...] = ()
+    """Sorted by entity, each entity once."""
 
     def topic(self, name: str) -> TopicImage | None:
         return self.topics.get(name)
@@ -175,6 +204,9 @@ class ClusterImage(msgspec.Struct, frozen=True):
         if topic is None or partition is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic_name}-{index} does not exist")
         return topic, partition
+
+    def quotas_of(self, entity: QuotaEntity) -> Mapping[str, float]:
+        return next((quotas.values for quotas in self.client_quotas if quotas.entity == entity), {})
 
     def is_live(self, broker_id: int) -> bool:
         broker = self.brokers.get(broker_id)

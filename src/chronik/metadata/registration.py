@@ -50,6 +50,7 @@ def plan_registration(
         starts_fenced=True,
         changes=changes.of_topics(),
         http=call.http,
+        listeners=call.listeners,
     )
 
 

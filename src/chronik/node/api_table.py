@@ -10,20 +10,27 @@ from chronik.node.admin.topics import Topics
 from chronik.node.apis import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    alter_client_quotas,
     alter_configs,
     alter_partition_reassignments,
+    alter_user_scram_credentials,
     api_versions,
+    create_acls,
     create_partitions,
     create_topics,
+    delete_acls,
     delete_groups,
     delete_records,
     delete_topics,
+    describe_acls,
+    describe_client_quotas,
     describe_cluster,
     describe_configs,
     describe_groups,
     describe_log_dirs,
     describe_producers,
     describe_transactions,
+    describe_user_scram_credentials,
     elect_leaders,
     end_txn,
     fetch,
@@ -43,6 +50,8 @@ from chronik.node.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    sasl_authenticate,
+    sasl_handshake,
     sync_group,
     txn_offset_commit,
     unregister_broker,
@@ -64,6 +73,7 @@ from chronik.node.serving.api import Api, ColdHandler, Handler
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
 from chronik.node.serving.held_bytes import HeldBytes
+from chronik.node.serving.quotas import ClientQuotas
 from chronik.node.serving.server import Server
 
 
@@ -87,6 +97,7 @@ class ApiServices:
     deadlines: Deadlines
     fetch_sessions: FetchSessions
     verifier: Verifier
+    quotas: ClientQuotas
 
 
 COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
@@ -114,9 +125,22 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (sync_group.API, lambda node: partial(sync_group.handle, node.groups)),
     (describe_groups.API, lambda node: partial(describe_groups.handle, node.groups)),
     (list_groups.API, lambda node: partial(list_groups.handle, node.groups)),
+    (sasl_handshake.API, lambda node: sasl_handshake.handle),
+    (sasl_authenticate.API, lambda node: sasl_authenticate.handle),
+    (
+        describe_user_scram_credentials.API,
+        lambda node: partial(describe_user_scram_credentials.handle, node.metadata),
+    ),
+    (alter_user_scram_credentials.API, lambda node: partial(alter_user_scram_credentials.handle, node.metadata)),
     (api_versions.API, lambda node: partial(api_versions.handle, APIS)),
-    (create_topics.API, lambda node: partial(create_topics.handle, node.runtime, node.metadata, node.topics)),
-    (delete_topics.API, lambda node: partial(delete_topics.handle, node.runtime, node.metadata, node.host)),
+    (
+        create_topics.API,
+        lambda node: partial(create_topics.handle, node.runtime, node.metadata, node.topics, node.quotas),
+    ),
+    (
+        delete_topics.API,
+        lambda node: partial(delete_topics.handle, node.runtime, node.metadata, node.host, node.quotas),
+    ),
     (delete_records.API, lambda node: partial(delete_records.handle, node.runtime, node.host)),
     (init_producer_id.API, lambda node: partial(init_producer_id.handle, node.producer_ids, node.transactions)),
     (offset_for_leader_epoch.API, lambda node: partial(offset_for_leader_epoch.handle, node.host)),
@@ -128,12 +152,15 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     ),
     (end_txn.API, lambda node: partial(end_txn.handle, node.transactions)),
     (write_txn_markers.API, lambda node: partial(write_txn_markers.handle, node.marker_writer)),
+    (describe_acls.API, lambda node: partial(describe_acls.handle, node.runtime.config, node.metadata)),
+    (create_acls.API, lambda node: partial(create_acls.handle, node.runtime.config, node.metadata)),
+    (delete_acls.API, lambda node: partial(delete_acls.handle, node.runtime.config, node.metadata)),
     (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime.config, node.metadata)),
     (alter_configs.API, lambda node: partial(alter_configs.handle, node.runtime, node.metadata, node.host)),
     (describe_log_dirs.API, lambda node: partial(describe_log_dirs.handle, node.runtime, node.metadata, node.host)),
     (
         create_partitions.API,
-        lambda node: partial(create_partitions.handle, node.runtime, node.metadata, node.controller),
+        lambda node: partial(create_partitions.handle, node.runtime, node.metadata, node.controller, node.quotas),
     ),
     (delete_groups.API, lambda node: partial(delete_groups.handle, node.groups)),
     (elect_leaders.API, lambda node: partial(elect_leaders.handle, node.metadata, node.controller)),
@@ -144,6 +171,8 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (alter_partition_reassignments.API, lambda node: partial(alter_partition_reassignments.handle, node.metadata)),
     (list_partition_reassignments.API, lambda node: partial(list_partition_reassignments.handle, node.metadata)),
     (offset_delete.API, lambda node: partial(offset_delete.handle, node.groups, node.metadata)),
+    (describe_client_quotas.API, lambda node: partial(describe_client_quotas.handle, node.metadata)),
+    (alter_client_quotas.API, lambda node: partial(alter_client_quotas.handle, node.runtime, node.metadata)),
     (describe_cluster.API, lambda node: partial(describe_cluster.handle, node.metadata)),
     (describe_producers.API, lambda node: partial(describe_producers.handle, node.host)),
     (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+from chronik.metadata.events import ClientQuotasChanged, ConfigChanged, Event
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
@@ -19,12 +20,13 @@ from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.coordinators.transactions import Transactions
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch
 from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.membership.authorization import AuthorizationService
 from chronik.node.membership.cluster_member import Addresses, ClusterMember, StoredMetadata, load_metadata
 from chronik.node.membership.cluster_secret import ClusterSecret, load_secret
 from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.envelopes import Envelopes
-from chronik.node.membership.internal_server import KAFKA_APIS, InternalServer, PeerApis
+from chronik.node.membership.internal_server import KAFKA_APIS, InternalServer, PeerApis, internal_listener
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.healing import Damage, Healing
 from chronik.node.replicas.housekeeping import Housekeeping, WatermarkWatch
@@ -35,9 +37,13 @@ from chronik.node.replicas.scrubber import Scrubber
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
+from chronik.node.serving.authentication import Authentication
+from chronik.node.serving.connection_quotas import ConnectionQuotas
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
+from chronik.node.serving.quotas import ClientQuotas
 from chronik.node.serving.server import Server
+from chronik.node.serving.tls import NodeTls
 from chronik.node.topic_settings import check_topic_defaults
 from chronik.node.trace_topic import TraceTopic
 from chronik.storage.folder import DataFolder
@@ -54,6 +60,7 @@ class Held(NamedTuple):
     folder: DataFolder
     secret: ClusterSecret
     stored: StoredMetadata
+    tls: NodeTls | None
 
 
 class Broker:
@@ -63,11 +70,11 @@ class Broker:
     """
 
     @classmethod
-    async def open(cls, runtime: Runtime, *, http: str = "") -> Broker:
+    async def open(cls, runtime: Runtime, *, http: str = "", tls: NodeTls | None = None) -> Broker:
         """Bind the ports, lock the data folder, and load the metadata store.
 
-        `http` is the address of this node's HTTP server, if it has one. If the node cannot start, raise the reason
-        after releasing everything.
+        `http` is the address of this node's HTTP server, if it has one. `tls` has the certificates that the settings
+        name; without it they are loaded here. If the node cannot start, raise the reason after releasing everything.
         """
         env, config = runtime.env, runtime.config
         try:
@@ -76,12 +83,16 @@ class Broker:
             raise ConfigError(f"topic_defaults: {error.message}") from None
         disk_watch = DiskWatch(runtime.loop, config.disk_timeout_ms, runtime.log)
         async with AsyncExitStack() as held:
+            if tls is None and config.uses_tls:
+                tls = await NodeTls.load(runtime)
+                tls.start()
+                held.push_async_callback(tls.stop)
             # The ports first: a second node with the same settings must fail before it touches anything.
-            server, internal_server = Server(runtime), InternalServer(runtime)
-            await server.bind(*config.kafka_endpoint)
+            server, internal_server = Server(runtime, tls), InternalServer(runtime, tls)
             held.push_async_callback(server.close, 0)
-            await internal_server.bind(*config.internal_endpoint)
+            await server.bind(*config.kafka_listeners)
             held.push_async_callback(internal_server.close, 0)
+            await internal_server.bind(internal_listener(config))
             folder = await runtime.run_blocking(
                 lambda: DataFolder.open(env.disk, config.data_folder, config.node_id, config.cluster_id or "")
             )
@@ -89,7 +100,7 @@ class Broker:
             secret = await runtime.run_blocking(lambda: load_secret(env, config, folder.path))
             stored = await load_metadata(runtime, folder)
             try:
-                broker = cls(runtime, disk_watch, Held(server, internal_server, folder, secret, stored), http)
+                broker = cls(runtime, disk_watch, Held(server, internal_server, folder, secret, stored, tls), http)
             except BaseException:
                 await runtime.run_blocking(stored.store.close)
                 raise
@@ -103,6 +114,7 @@ class Broker:
         self.metrics = runtime.metrics
         self.node_id = config.node_id
         self.disk_watch = disk_watch
+        self.secret = held.secret
         self.server = held.server
         self.internal_server = held.internal_server
         self.traces = runtime.traces
@@ -119,19 +131,22 @@ class Broker:
             disk_watch,
             held.folder,
             held.secret,
-            Addresses(
-                config.advertised_kafka(held.server.port), config.advertised_internal(held.internal_server.port), http
-            ),
+            Addresses(held.server.advertised(), config.advertised_internal(held.internal_server.port), http),
             incarnation,
             held.stored,
             self.metadata,
             self.host,
             self.failed_by,
+            held.tls,
         )
         member = self.member
+        self.authentication = Authentication(runtime, held.secret.proven, lambda: self.metadata.image.scram)
+        self.server.authentication = self.authentication
         self.healing = Healing(runtime, self.host)
         self.age_clock = AgeClock(loop.time, env.wall_ms, log)
         self.deadlines = Deadlines(loop)
+        self.quotas = ClientQuotas(runtime)
+        self.connection_quotas = ConnectionQuotas(runtime)
         self.topics = Topics(self.metadata, member.client, self.host.applied)
         self.groups = GroupService(
             runtime, self.metadata, self.host, self.topics, member.lease_is_valid, self.age_clock
@@ -159,7 +174,10 @@ class Broker:
         self._housekeeping = Housekeeping(runtime, self.host, self.age_clock.now_ms)
         self._scrubber = Scrubber(runtime, self.host, self.healing)
         self._trace_topic = TraceTopic(runtime, self.metadata, member.peers, self.host, self.topics)
-        self._envelopes = Envelopes(runtime, self.metadata, member.client, self.host.applied)
+        self.authorization = AuthorizationService(runtime) if config.authorization.enabled else None
+        """Authorizes clients; None if every client may do everything."""
+        self.server.decisions = self.authentication.decisions = self.authorization
+        self._envelopes = Envelopes(runtime, self.metadata, member.client, self.host.applied, self.authorization)
         self.handlers = make_handlers(
             ApiServices(
                 runtime=runtime,
@@ -178,6 +196,7 @@ class Broker:
                 deadlines=self.deadlines,
                 fetch_sessions=FetchSessions(env.random, config.fetch_sessions_max),
                 verifier=self.verifier,
+                quotas=self.quotas,
             )
         )
         self._envelopes.serve(self.handlers)
@@ -207,7 +226,13 @@ class Broker:
 
     async def _start(self) -> None:
         member, host, metadata = self.member, self.host, self.metadata
+        # First: a users file that cannot be used has to stop the node before it joins the cluster.
+        self._closers.append(self.authentication.stop)
+        await self.authentication.start()
         metadata.subscribe(self.departures.metadata_changed)
+        if self.authorization is not None:
+            self.authorization.start(metadata)
+            self._closers.append(self._close_authorization)
         self._closers.append(member.close)
         member.start()
         self._closers.append(lambda: self.internal_server.close(0))
@@ -240,6 +265,7 @@ class Broker:
         member.session.start()
         self._closers.append(member.session.close)
         await self._while_sound(member.session.wait_unfenced())
+        self._enforce_quotas()
         await self.server.serve(self.handlers, self._envelopes)
         self._trace_topic.start()
         self._closers.append(self._trace_topic.stop)
@@ -255,6 +281,25 @@ class Broker:
             topics=len(self.image.topics),
             partitions=len(host.partitions),
         )
+
+    def _enforce_quotas(self) -> None:
+        """Enforce quotas on the clients of the Kafka listener. Other nodes, on the internal listener, are exempt."""
+        self.server.connection_quotas = self.connection_quotas
+        self.quotas.serve(self.server)
+        self._update_quotas(self.image)
+        self.metadata.subscribe(self._quotas_changed)
+
+    def _quotas_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, ClientQuotasChanged) or (
+                isinstance(event, ConfigChanged) and event.resource == "broker"
+            ):
+                self._update_quotas(image)
+                return
+
+    def _update_quotas(self, image: ClusterImage) -> None:
+        self.quotas.update(image)
+        self.connection_quotas.update(image)
 
     async def _while_sound(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for a step of the start that needs other nodes. Raise `failure` if the node fails meanwhile."""
@@ -291,6 +336,10 @@ class Broker:
         self.forwarding.is_leaving = True
         if self.failure is None:
             await self.member.leave()
+
+    async def _close_authorization(self) -> None:
+        if self.authorization is not None:
+            self.authorization.close()
 
     async def _close_server(self) -> None:
         await self.server.close(self.config.shutdown_timeout_ms / 1000)

@@ -15,22 +15,43 @@
     groups = "debug"
     [topic_defaults]
     "retention.ms" = 604800000
+    [security]
+    protocol = "SASL_SSL"         # of listen.kafka
+    [[listeners]]                 # further listeners for clients
+    name = "INSIDE"
+    listen = "127.0.0.1:9192"
+    protocol = "SASL_PLAINTEXT"
+    [tls]
+    certificate = "node.pem"
+    key = "node.key"
+    authorities = "ca.pem"
+    [sasl]
+    mechanisms = ["SCRAM-SHA-512"]
+    [authorization]
+    enabled = true
+    super_users = ["User:admin"]
 
 `CHRONIK_NODE_ID`, `CHRONIK_LISTEN_KAFKA`, ... mirror every setting; lists and tables there are written with commas
-(`CHRONIK_PEERS=2=127.0.0.1:5093,3=127.0.0.1:5094`, `CHRONIK_LOG_LEVELS=info,groups=debug`). An unknown key is an error
-that names it. An unknown variable is ignored, because another program may own it.
+(`CHRONIK_PEERS=2=127.0.0.1:5093,3=127.0.0.1:5094`, `CHRONIK_LOG_LEVELS=info,groups=debug`), listeners as
+NAME=PROTOCOL://HOST:PORT[@ADVERTISED] (`CHRONIK_LISTENERS=INSIDE=SASL_SSL://0.0.0.0:9192@broker-1:9192`), and super
+users with semicolons, because certificate names contain commas. An unknown key is an error that names it. An unknown
+variable is ignored, because another program may own it.
+
+A listener beyond loopback needs TLS, and one for Kafka clients or HTTP also authentication, or `security.insecure`.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from chronik.client.endpoint import Endpoint, EndpointError
+from chronik.metadata.image import DEFAULT_LISTENER
 from chronik.observe.logging import LogLevelError, LogLevels, parse_levels
 
 HTTP_PORT_BELOW_KAFKA = 3000
@@ -38,6 +59,7 @@ INTERNAL_PORT_BELOW_KAFKA = 4000
 ENVIRONMENT_PREFIX = "CHRONIK_"
 REPLICA_LAG_MS_MIN = 1_000
 DISK_TIMEOUT_MS_MIN = 500
+QUOTA_WINDOWS_MIN = 2
 
 TopicConfigValue = str | int | float | bool
 _A = TypeVar("_A")
@@ -71,6 +93,108 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     internal: str
 
 
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+
+
+class ListenerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A listener for Kafka clients. That of `listen.kafka` comes first, and its name is KAFKA."""
+
+    name: str
+    listen: str
+    protocol: SecurityProtocol
+    advertise: str | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint.parse(self.listen)
+
+    def advertised(self, bound_port: int | None = None) -> Endpoint:
+        """Return the address for clients; `bound_port` is the port that the system chose if the setting is 0."""
+        endpoint = Endpoint.parse(self.advertise or self.listen)
+        return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+
+
+class Security(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the node's own addresses are protected. `insecure` allows plaintext beyond loopback."""
+
+    protocol: SecurityProtocol = "PLAINTEXT"
+    """Of `listen.kafka`."""
+    internal_tls: bool = False
+    """Whether nodes encrypt what they send to each other. All nodes of a cluster need the same value."""
+    http_tls: bool = False
+    http_login: bool = False
+    """Whether the web page and the HTTP API require a login."""
+    public_metrics: bool = True
+    """Whether /metrics, /healthz and /readyz answer without a login."""
+    http_hosts: tuple[str, ...] = ()
+    """Further host names by which browsers reach the page, as that of a load balancer."""
+    insecure: bool = False
+
+
+class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Certificates, as PEM files. A changed file is loaded without a restart.
+
+    `certificate` may contain the chain of intermediate certificates. `authorities` verify the certificates of clients
+    and of other nodes. `principal_mapping_rules` are Kafka's `ssl.principal.mapping.rules`.
+    """
+
+    certificate: str = ""
+    key: str = ""
+    key_password_file: str | None = None
+    authorities: str = ""
+    client_auth: Literal["none", "requested", "required"] = "none"
+    principal_mapping_rules: tuple[str, ...] = ("DEFAULT",)
+    protocols: tuple[Literal["TLSv1.2", "TLSv1.3"], ...] = ("TLSv1.2", "TLSv1.3")
+    ciphers: str = ""
+    """OpenSSL's list of the ciphers for TLS 1.2; empty means OpenSSL's default."""
+    handshake_timeout_ms: int = 10_000
+
+
+class Sasl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How clients authenticate on SASL listeners.
+
+    `users_file` lists users of this node, a line `NAME:PASSWORD` each, for PLAIN and SCRAM: without one, nobody could
+    log in to create the first user. SCRAM credentials in the metadata take precedence. `jwks` is a file or a URL.
+    """
+
+    mechanisms: tuple[Mechanism, ...] = ("SCRAM-SHA-512",)
+    users_file: str | None = None
+    reauthenticate_ms: int = 0
+    """How long a client stays authenticated (`connections.max.reauth.ms`); 0 means as long as it is connected."""
+    failure_delay_ms: int = 1_000
+    jwks: str = ""
+    jwt_issuer: str = ""
+    jwt_audience: tuple[str, ...] = ()
+    jwt_scope: tuple[str, ...] = ()
+    jwt_principal_claim: str = "sub"
+    jwt_clock_skew_s: int = 30
+
+
+class Authorization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """ACLs, as Kafka's StandardAuthorizer. Without `enabled` every client may do everything."""
+
+    enabled: bool = False
+    super_users: tuple[str, ...] = ()
+    allow_everyone_if_no_acl_found: bool = False
+
+
+class ExposedListener(msgspec.Struct, frozen=True):
+    """A listener beyond loopback that is not protected: its setting, what it lacks, and the settings to add."""
+
+    setting: str
+    exposure: str
+    cure: str
+
+
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings of one node, validated. Created by `load`, or directly in tests."""
 
@@ -82,6 +206,11 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     advertise: Advertise = msgspec.field(default_factory=Advertise)
     peers: tuple[Peer, ...] = ()
     cluster_secret_file: str | None = None
+    listeners: tuple[ListenerConfig, ...] = ()
+    security: Security = msgspec.field(default_factory=Security)
+    tls: Tls = msgspec.field(default_factory=Tls)
+    sasl: Sasl = msgspec.field(default_factory=Sasl)
+    authorization: Authorization = msgspec.field(default_factory=Authorization)
     loop: Literal["asyncio", "uvloop"] = "asyncio"
 
     durability: Literal["synced", "replicated"] = "synced"
@@ -106,6 +235,11 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     replica_lag_ms_max: int = 3_000
 
     connections_max: int = 10_000
+    connections_max_per_ip: int = 2**31 - 1
+    connections_max_per_ip_overrides: dict[str, int] = msgspec.field(default_factory=dict)
+    connection_creation_rate: int = 2**31 - 1
+    quota_window_num: int = 11
+    quota_window_size_seconds: int = 1
     connection_idle_ms_max: int = 600_000
     frame_bytes_max: int = 100 * 1024 * 1024
     in_flight_bytes_max: int = 512 * 1024 * 1024
@@ -132,6 +266,18 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return Endpoint.parse(self.listen.kafka)
 
     @property
+    def kafka_listeners(self) -> tuple[ListenerConfig, ...]:
+        """All listeners for clients; the first is that of `listen.kafka`."""
+        first = ListenerConfig(DEFAULT_LISTENER, self.listen.kafka, self.security.protocol, self.advertise.kafka)
+        return (first, *self.listeners)
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether any listener needs the certificate."""
+        security = self.security
+        return security.internal_tls or security.http_tls or any(each.uses_tls for each in self.kafka_listeners)
+
+    @property
     def http_endpoint(self) -> Endpoint:
         return self._endpoint_below(self.listen.http, HTTP_PORT_BELOW_KAFKA, "http")
 
@@ -140,9 +286,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self._endpoint_below(self.listen.internal, INTERNAL_PORT_BELOW_KAFKA, "internal")
 
     def advertised_kafka(self, bound_port: int | None = None) -> Endpoint:
-        """Return the address for clients; `bound_port` is the port that the system chose if the setting is 0."""
-        endpoint = Endpoint.parse(self.advertise.kafka or self.listen.kafka)
-        return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
+        """Return the address for clients of the first listener. `bound_port`: see `ListenerConfig.advertised`."""
+        return self.kafka_listeners[0].advertised(bound_port)
 
     def advertised_http(self, bound_port: int | None = None) -> Endpoint:
         return self._advertised(self.advertise.http, self.http_endpoint, bound_port)
@@ -162,16 +307,47 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return LogLevels.from_names(self.log_levels)
 
     def warnings(self) -> list[str]:
-        exposed = "is reachable from other machines without TLS"
-        return [
-            f"listen.{name} = {endpoint} {exposed}{detail}"
-            for name, endpoint, detail in (
-                ("kafka", self.kafka_endpoint, " or passwords"),
-                ("http", self.http_endpoint, " or passwords"),
-                ("internal", self.internal_endpoint, ": nodes authenticate, but traffic is not encrypted"),
+        """Unprotected ways to this node: listeners that `security.insecure` allows, and a page without a log-in."""
+        warnings = [f"{each.setting} {each.exposure}" for each in self.exposed_listeners()]
+        if self.authorization.enabled and not self.security.http_login:
+            warnings.append(
+                "the web page and the HTTP API show all messages without a log-in, although authorization is enabled: "
+                "set security.http_login = true"
             )
-            if not endpoint.is_loopback
-        ]
+        return warnings
+
+    def exposed_listeners(self) -> list[ExposedListener]:
+        """The listeners beyond loopback that lack TLS, or authentication of their clients."""
+        security, exposed = self.security, []
+        without_tls = "is reachable from other machines without TLS"
+        for listener in self.kafka_listeners:
+            is_first = listener.name == DEFAULT_LISTENER
+            setting = (
+                f"listen.kafka = {listener.listen}" if is_first else f"listener {listener.name} = {listener.listen}"
+            )
+            protocol = "security.protocol" if is_first else "its protocol"
+            if listener.endpoint.is_loopback:
+                continue
+            if not listener.uses_tls:
+                exposure = without_tls if listener.uses_sasl else f"{without_tls} or passwords"
+                cure = f'{protocol} = "SASL_SSL", tls.certificate and tls.key (chronik certs create)'
+            elif not listener.uses_sasl and self.tls.client_auth != "required":
+                exposure = "is reachable from other machines without passwords or client certificates"
+                cure = f'{protocol} = "SASL_SSL", or tls.client_auth = "required" and tls.authorities'
+            else:
+                continue
+            exposed.append(ExposedListener(setting, exposure, cure))
+        if not self.http_endpoint.is_loopback and not (security.http_tls and security.http_login):
+            exposure = f"{without_tls} or passwords"
+            if security.http_tls:
+                exposure = "is reachable from other machines without passwords"
+            cure = "security.http_tls = true, security.http_login = true, tls.certificate and tls.key"
+            exposed.append(ExposedListener(f"listen.http = {self.http_endpoint}", exposure, cure))
+        if not self.internal_endpoint.is_loopback and not security.internal_tls:
+            exposure = f"{without_tls}: nodes authenticate, but traffic is not encrypted"
+            cure = "security.internal_tls = true, tls.certificate, tls.key and tls.authorities on each node"
+            exposed.append(ExposedListener(f"listen.internal = {self.internal_endpoint}", exposure, cure))
+        return exposed
 
     def _endpoint_below(self, text: str | None, below: int, name: str) -> Endpoint:
         """Derive an address from Kafka's, on loopback if only an explicit setting should open it to other machines.
@@ -224,6 +400,7 @@ def check(config: NodeConfig) -> None:
         if advertise is not None and _in_setting(f"advertise.{name}", Endpoint.parse, advertise).is_wildcard:
             raise ConfigError(f"advertise.{name} = {advertise} is not an address to connect to: name a host")
     _in_setting("log_levels", LogLevels.from_names, config.log_levels)
+    _check_listeners(config)
     kafka = config.kafka_endpoint
     if kafka.is_wildcard and config.advertise.kafka is None:
         raise ConfigError(
@@ -236,6 +413,15 @@ def check(config: NodeConfig) -> None:
             raise ConfigError(f"{name} = {getattr(config, name)} is too small: it must be at least 1")
     if config.scrub_interval_ms < 0:
         raise ConfigError(f"scrub_interval_ms = {config.scrub_interval_ms} is negative: use 0 to turn scrubbing off")
+    if config.quota_window_num < QUOTA_WINDOWS_MIN:
+        raise ConfigError(
+            f"quota_window_num = {config.quota_window_num} is too small: the last window is still filling, so a rate "
+            f"needs {QUOTA_WINDOWS_MIN} or more"
+        )
+    for address, count in {**config.connections_max_per_ip_overrides, "": config.connections_max_per_ip}.items():
+        name = f"connections_max_per_ip_overrides.{address}" if address else "connections_max_per_ip"
+        if count < 0:
+            raise ConfigError(f"{name} = {count} is negative: use 0 to refuse connections")
     if config.replica_lag_ms_max < REPLICA_LAG_MS_MIN:
         raise ConfigError(
             f"replica_lag_ms_max = {config.replica_lag_ms_max} is too small: followers fetch every 500 ms, "
@@ -249,6 +435,64 @@ def check(config: NodeConfig) -> None:
     if config.node_id < 0:
         raise ConfigError(f"node_id = {config.node_id} is negative: use 0 or more")
     _check_peers(config)
+    _check_tls(config)
+    _check_exposure(config)
+
+
+def _check_listeners(config: NodeConfig) -> None:
+    """Check the listeners of [[listeners]]: names, addresses, and that no two of them are the same."""
+    names, addresses = {DEFAULT_LISTENER}, {config.kafka_endpoint}
+    for listener in config.listeners:
+        where = f"listeners {listener.name}"
+        if not _LISTENER_NAME.fullmatch(listener.name):
+            raise ConfigError(f"listeners: {listener.name!r} is not a name: use up to 64 letters, digits, _ and -")
+        if listener.name.upper() in names:
+            raise ConfigError(f"two listeners are named {listener.name} ({DEFAULT_LISTENER} is that of listen.kafka)")
+        names.add(listener.name.upper())
+        endpoint = _in_setting(where, Endpoint.parse, listener.listen)
+        if endpoint.port and endpoint in addresses:
+            raise ConfigError(f"{where}: {endpoint} is the address of another listener: choose another port")
+        addresses.add(endpoint)
+        if listener.advertise is not None:
+            if _in_setting(where, Endpoint.parse, listener.advertise).is_wildcard:
+                raise ConfigError(f"{where}: {listener.advertise} is not an address to connect to: name a host")
+        elif endpoint.is_wildcard:
+            raise ConfigError(
+                f"{where}: listening on {endpoint} needs an address that clients can reach: "
+                f'add advertise = "HOST:{endpoint.port}"'
+            )
+    if any(listener.uses_sasl for listener in config.kafka_listeners) and not config.sasl.mechanisms:
+        raise ConfigError('sasl.mechanisms is empty, and a listener uses SASL: set it, as in ["SCRAM-SHA-512"]')
+
+
+def _check_tls(config: NodeConfig) -> None:
+    tls = config.tls
+    if tls.handshake_timeout_ms < 1:
+        raise ConfigError(f"tls.handshake_timeout_ms = {tls.handshake_timeout_ms} is too small: it must be at least 1")
+    if not tls.protocols:
+        raise ConfigError('tls.protocols is empty: remove it, or set it, as in ["TLSv1.2", "TLSv1.3"]')
+    if tls.client_auth != "none" and not tls.authorities:
+        raise ConfigError(
+            f'tls.client_auth = "{tls.client_auth}" needs tls.authorities: the PEM file that verifies clients'
+        )
+    if not config.uses_tls:
+        return
+    for name in ("certificate", "key"):
+        if not getattr(tls, name):
+            raise ConfigError(f"a listener uses TLS, and tls.{name} is not set: name a PEM file (chronik certs create)")
+    if config.security.internal_tls and not tls.authorities:
+        raise ConfigError("security.internal_tls needs tls.authorities: the PEM file that verifies the other nodes")
+
+
+def _check_exposure(config: NodeConfig) -> None:
+    """Refuse a listener that other machines can reach without protection, unless the operator accepts it."""
+    exposed = config.exposed_listeners()
+    if exposed and not config.security.insecure:
+        first = exposed[0]
+        raise ConfigError(
+            f"{first.setting} {first.exposure}: set {first.cure}; or listen on 127.0.0.1; "
+            "or accept it with --insecure (security.insecure = true)"
+        )
 
 
 def _check_peers(config: NodeConfig) -> None:
@@ -287,6 +531,8 @@ _AT_LEAST_ONE = (
     "transactional_id_expiration_ms",
     "group_max_size",
     "connections_max",
+    "connection_creation_rate",
+    "quota_window_size_seconds",
     "frame_bytes_max",
     "in_flight_bytes_max",
     "forward_bytes_max",
@@ -298,6 +544,11 @@ _AT_LEAST_ONE = (
     "compaction_check_interval_ms",
     "recovery_point_interval_ms",
 )
+
+
+_LISTENER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_ENTRIES: Mapping[str, type[msgspec.Struct]] = {"peers": Peer, "listeners": ListenerConfig}
+"""The tables of which there may be several."""
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -322,10 +573,10 @@ def _refuse_unknown(settings: Mapping[str, Any], struct: type[msgspec.Struct], p
         nested = known[key]
         if isinstance(nested, type) and issubclass(nested, msgspec.Struct) and isinstance(value, Mapping):
             _refuse_unknown(value, nested, f"{prefix}{key}.", path)
-        elif key == "peers" and isinstance(value, list):
-            for peer in value:
-                if isinstance(peer, Mapping):
-                    _refuse_unknown(peer, Peer, "peers.", path)
+        elif key in _ENTRIES and isinstance(value, list):
+            for entry in value:
+                if isinstance(entry, Mapping):
+                    _refuse_unknown(entry, _ENTRIES[key], f"{key}.", path)
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
@@ -336,12 +587,42 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
             for nested in msgspec.structs.fields(item.type):
                 text = env.get(f"{variable}_{nested.name.upper()}")
                 if text:
-                    _put(settings, [item.name, nested.name], text)
+                    value = _split_list(item.name, nested.name, text) if _is_tuple(nested.type) else text
+                    _put(settings, [item.name, nested.name], value)
         elif env.get(variable):
             read = _TABLES.get(item.name)
             text = env[variable]
             settings[item.name] = text if read is None else _in_setting(variable, read, text)
     return settings
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple or any(get_origin(choice) is tuple for choice in get_args(kind))
+
+
+_SEPARATORS = {
+    ("authorization", "super_users"): re.compile(";"),
+    ("tls", "principal_mapping_rules"): re.compile(r",(?=\s*(?:RULE:|DEFAULT))"),
+}
+"""Lists whose entries may contain commas."""
+
+
+def _split_list(table: str, name: str, text: str) -> list[str]:
+    separator = _SEPARATORS.get((table, name)) or re.compile(",")
+    return [part.strip() for part in separator.split(text) if part.strip()]
+
+
+def _listeners(text: str) -> list[dict[str, str]]:
+    form = "NAME=PROTOCOL://HOST:PORT or NAME=PROTOCOL://HOST:PORT@ADVERTISED:PORT"
+    listeners = []
+    for name, value in _pairs(text, form):
+        protocol, found, address = value.partition("://")
+        if not found:
+            raise ConfigError(f"{name}={value} is not {form}")
+        listen, _, advertise = address.partition("@")
+        entry = {"name": name, "listen": listen, "protocol": protocol}
+        listeners.append({**entry, "advertise": advertise} if advertise else entry)
+    return listeners
 
 
 def _pairs(text: str, form: str) -> list[tuple[str, str]]:
@@ -354,7 +635,9 @@ def _pairs(text: str, form: str) -> list[tuple[str, str]]:
 
 _TABLES: Mapping[str, Callable[[str], Any]] = {
     "peers": lambda text: [{"id": peer, "internal": internal} for peer, internal in _pairs(text, "ID=HOST:PORT")],
+    "listeners": _listeners,
     "log_levels": lambda text: parse_levels(text.split(",")),
+    "connections_max_per_ip_overrides": lambda text: dict(_pairs(text, "ADDRESS=NUMBER")),
     "topic_defaults": lambda text: dict(_pairs(text, "NAME=VALUE")),
 }
 

@@ -34,6 +34,9 @@ class Environment:
     cluster_secret: str = ""
     """The secrets that the process was started with; empty if they are in the node's files."""
 
+    cpu_s: Callable[[], float] = float
+    """The CPU seconds that the calling thread has used. The default does not advance: no request takes any time."""
+
     def new_uuid(self) -> UUID:
         """Return a version 4 UUID drawn from `random`."""
         return UUID(int=self.random.getrandbits(128), version=4)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from chronik.authentication.sasl import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from chronik.authorization.acls import Operation
 from chronik.wire.api import ApiKey
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ _LATENCY_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 100
 LATENCY_BUCKETS_S = tuple(bound_ms / 1000 for bound_ms in _LATENCY_BUCKETS_MS)
 REJECTED_PARTITIONS_MAX = 10_000
 """Rejections are counted by partition for this many partitions; other partitions only add to the total."""
+
+
+MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER)
+DENIED_OPERATIONS = tuple(operation.name for operation in Operation if operation >= Operation.READ)
 
 
 class Histogram:
@@ -108,14 +114,29 @@ class Metrics:
         self.transactions_committed = 0
         self.transactions_aborted = {"client": 0, "timeout": 0, "fenced": 0}
         """By cause."""
+        self.authentications = dict.fromkeys(MECHANISMS, 0)
+        self.authentication_failures = dict.fromkeys(MECHANISMS, 0)
+        self.reauthentications = dict.fromkeys(MECHANISMS, 0)
+        """These three by SASL mechanism."""
+        self.sessions_expired = 0
+        self.authorization_denials = dict.fromkeys(DENIED_OPERATIONS, 0)
+        """By operation."""
+        self.http_logins = {"accepted": 0, "refused": 0, "delayed": 0}
+        """Passwords that the page and the HTTP API received, by outcome."""
         self.connections = 0
         self.connections_refused = 0
         self.malformed_requests = 0
+        self.tls_failures = 0
+        self.certificate_left_s: float | None = None
+        """Until the node's certificate expires; None without TLS."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.records_in = 0
         self.scrubbed_bytes = 0
         self.scrub_passes = 0
+        self.throttled_requests = {"produce": 0, "fetch": 0, "request": 0, "controller_mutation": 0}
+        self.throttled_requests |= {"connection": 0, "ip": 0}
+        self.throttle_ms = dict.fromkeys(self.throttled_requests, 0)
         self.damages_found = {"scrub": 0, "recovery": 0, "read": 0}
         """By how the damage was found."""
         self.replicas_healed = 0
@@ -135,6 +156,15 @@ class Metrics:
         if key not in self._apis:
             self._apis[key] = ApiMetrics(api_name(key))
         return self._apis[key]
+
+    def denied(self, operation: str) -> None:
+        """Count an operation that a client requested without having the right."""
+        self.authorization_denials[operation] += 1
+
+    def throttled(self, quota: str, throttle_ms: int) -> None:
+        """Count a request, or a new connection, that exceeded a quota of this kind."""
+        self.throttled_requests[quota] += 1
+        self.throttle_ms[quota] += throttle_ms
 
     def rejected(self, topic: str, partition: int) -> None:
         """Count a request refused because another node leads. Callers pass only partitions that exist."""
@@ -230,6 +260,12 @@ class Metrics:
                 "Connections closed for a malformed or stalled frame, or because there were too many.",
                 self.malformed_requests,
             ),
+            (
+                "chronik_sessions_expired",
+                "Connections closed because the client did not authenticate again in time.",
+                self.sessions_expired,
+            ),
+            ("chronik_tls_failures", "TLS handshakes that failed, and broken TLS streams.", self.tls_failures),
             ("chronik_received_bytes", "Bytes of request frames.", self.bytes_in),
             ("chronik_sent_bytes", "Bytes of responses.", self.bytes_out),
             ("chronik_appended_records", "Records appended by producers.", self.records_in),
@@ -248,10 +284,25 @@ class Metrics:
             ("chronik_replicas_healed", "Damaged replicas that are whole and in sync again.", self.replicas_healed),
         ):
             yield CounterMetricFamily(name, text, value=count)
+        for name, text, by_mechanism in (
+            ("chronik_authentications", "Clients that authenticated.", self.authentications),
+            ("chronik_authentication_failures", "Authentications that failed.", self.authentication_failures),
+            ("chronik_reauthentications", "Clients that authenticated again in time.", self.reauthentications),
+        ):
+            counts = CounterMetricFamily(name, text, labels=["mechanism"])
+            yield _filled(counts, (([mechanism], count) for mechanism, count in sorted(by_mechanism.items())))
         aborted = CounterMetricFamily(
             "chronik_transactions_aborted", "Transactions coordinated here that were aborted.", labels=["cause"]
         )
         yield _filled(aborted, (([cause], count) for cause, count in self.transactions_aborted.items()))
+        denials = CounterMetricFamily(
+            "chronik_authorization_denials", "Operations refused to clients without the right.", labels=["operation"]
+        )
+        yield _filled(denials, (([operation], count) for operation, count in self.authorization_denials.items()))
+        logins = CounterMetricFamily(
+            "chronik_http_logins", "Passwords sent to the page and the HTTP API, by outcome.", labels=["outcome"]
+        )
+        yield _filled(logins, (([outcome], count) for outcome, count in self.http_logins.items()))
         transactions = self.transactions()
         for name, text, value in (
             ("chronik_open_transactions", "Open transactions coordinated here.", transactions.open_count),
@@ -259,6 +310,22 @@ class Metrics:
             ("chronik_unwritten_markers", "Markers that a leader has not written yet.", transactions.unwritten_markers),
         ):
             yield GaugeMetricFamily(name, text, value=value)
+        if self.certificate_left_s is not None:
+            yield GaugeMetricFamily(
+                "chronik_certificate_expiry_seconds",
+                "Until the node's TLS certificate expires; negative after that.",
+                value=self.certificate_left_s,
+            )
+        for name, text, by_quota in (
+            (
+                "chronik_throttled_requests",
+                "Requests and new connections that exceeded a quota, by its kind.",
+                self.throttled_requests,
+            ),
+            ("chronik_throttle_milliseconds", "How long their clients were throttled.", self.throttle_ms),
+        ):
+            rows = (([quota], value) for quota, value in by_quota.items())
+            yield _filled(CounterMetricFamily(name, text, labels=["quota"]), rows)
         damages = CounterMetricFamily(
             "chronik_damages_found", "Damaged places found in this node's logs, by how they were found.", labels=["how"]
         )

@@ -34,7 +34,11 @@ LOCAL = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Xss4m",
     "spark.driver.memory": "1g",
 }
+HIDDEN = "(?i)secret|password|passphrase|token|access[.]?key|credential|jaas"
+"""Spark's own pattern of what to hide in its UI and its event log, and JAAS configurations, which have passwords."""
 ALWAYS = {
+    "spark.redaction.regex": HIDDEN,
+    "spark.sql.redaction.options.regex": f"{HIDDEN}|url",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -49,7 +53,9 @@ def java_fault() -> str | None:
     if java is None or not os.access(java, os.X_OK):
         return f"Spark needs Java, and there is none: {remedy}"
     try:
-        printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True)
+        printed = subprocess.run(  # noqa: S603 - the user's own Java, without a shell
+            [java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return f"{java} does not run ({error}): {remedy}"
     version = printed.stderr.partition('"')[2].partition('"')[0]

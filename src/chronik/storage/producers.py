@@ -1,7 +1,8 @@
 """The log's state of idempotent and transactional producers: the epoch, the last batches, the open transaction of each.
 
 A producer that resends a batch (it did not get the response) receives the batch's existing offsets; a gap in its
-sequence is refused. The state is a function of the log: snapshots only avoid reading the whole log again.
+sequence is refused, and so is a batch with the sequence of one in a transaction that has ended. The state is a function
+of the log: snapshots only avoid reading the whole log again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,8 @@ PRODUCERS_MAX: Final = 50_000
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 """Sequences wrap after 2^31-1."""
+FAR_SEQUENCE: Final = 1 << 29
+"""So far from its first sequence, a producer no longer resends what came before that."""
 
 
 class SentBatch(NamedTuple):
@@ -46,6 +49,8 @@ class ProducerState:
     epoch: int
     last_seen_ms: int
     batches: list[SentBatch]
+    first_sequence: int = 0
+    """Of the first batch of the epoch in this log: the log never had earlier ones. 0: it has had all of them."""
     coordinator_epoch: int = -1
     """Of the last marker; -1 if there was none."""
     first_offset: int | None = None
@@ -81,20 +86,23 @@ class ProducerStates:
     def get(self, producer_id: int) -> ProducerState | None:
         return self._states.get(producer_id)
 
-    def check(self, header: BatchHeader) -> AppendResult | None:
+    def check(self, header: BatchHeader, *, may_be_early: bool = False) -> AppendResult | None:
         """Return None if the batch may be appended, its earlier result if it already was. Raises KafkaError otherwise.
 
-        An unknown producer may start with any sequence: its older batches may have expired. A batch without a
-        sequence comes from the group coordinator.
+        An unknown producer may start with any sequence: its older batches may have expired. With `may_be_early`,
+        older batches may still be on their way, so a batch that skips sequences is refused, and its producer resends
+        it. A batch without a sequence comes from the group coordinator.
         """
         if header.producer_id < 0:
             return None
         state = self._states.get(header.producer_id)
         if state is None:
+            if may_be_early and header.base_sequence > 0:
+                raise _early(header)
             return None
         if header.producer_epoch < state.epoch:
             raise _fenced(header, state)
-        earlier = self._check_sequence(header, state) if header.base_sequence >= 0 else None
+        earlier = self._check_sequence(header, state, may_be_early) if header.base_sequence >= 0 else None
         if earlier is None and state.first_offset is not None and not header.is_transactional:
             raise KafkaError(
                 ErrorCode.invalid_txn_state,
@@ -102,23 +110,28 @@ class ProducerStates:
             )
         return earlier
 
-    def _check_sequence(self, header: BatchHeader, state: ProducerState) -> AppendResult | None:
+    def _check_sequence(self, header: BatchHeader, state: ProducerState, may_be_early: bool) -> AppendResult | None:
         sequence = header.base_sequence
         if header.producer_epoch > state.epoch:
             if sequence != 0:
-                raise _out_of_order(header, 0)
+                raise _early(header) if may_be_early else _out_of_order(header, 0)
             return None
         last_sequence = header.last_sequence
         for batch in state.batches:
             if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
+                _check_repeated(header, state, batch)
                 return AppendResult(batch.base_offset, batch.last_offset, batch.log_append_time_ms)
         # A marker may have begun the epoch.
         expected = state.batches[-1].last_sequence + 1 & SEQUENCE_MASK if state.batches else 0
         if sequence == expected:
             return None
-        if not state.batches:
-            raise _out_of_order(header, 0)
+        if may_be_early and is_after(sequence, expected):
+            raise _early(header)
+        if not state.batches or (state.first_sequence and is_after(state.first_sequence, last_sequence)):
+            # To call a batch a duplicate that the log never had would lose its records.
+            raise _out_of_order(header, expected)
         if is_after(state.batches[0].base_sequence, last_sequence) and len(state.batches) == BATCHES_KEPT:
+            _check_repeated(header, state, state.batches[0])
             raise KafkaError(
                 ErrorCode.duplicate_sequence_number,
                 f"producer {header.producer_id} repeats sequence {sequence}, which is too old to know its offset",
@@ -198,16 +211,19 @@ class ProducerStates:
         state = self._states.pop(producer_id, None)
         if state is None:
             self._make_room()
-            state = ProducerState(header.producer_epoch, now_ms, [sent])
+            state = ProducerState(header.producer_epoch, now_ms, [sent], max(header.base_sequence, 0))
         else:
             state.last_seen_ms = now_ms
             if state.epoch != header.producer_epoch:
                 state.epoch = header.producer_epoch
                 state.batches = [sent]
+                state.first_sequence = max(header.base_sequence, 0)
             else:
                 state.batches.append(sent)
                 if len(state.batches) > BATCHES_KEPT:
                     del state.batches[0]
+                if state.first_sequence and header.base_sequence - state.first_sequence & FAR_SEQUENCE:
+                    state.first_sequence = 0
         self._states[producer_id] = state
         if header[5] & TRANSACTIONAL and state.first_offset is None:
             state.first_offset = base_offset
@@ -225,6 +241,7 @@ class ProducerStates:
         elif state.epoch != header.producer_epoch:
             state.epoch = header.producer_epoch
             state.batches = []
+            state.first_sequence = 0
         state.last_seen_ms = now_ms
         state.coordinator_epoch = marker.coordinator_epoch
         state.first_offset = None
@@ -280,6 +297,19 @@ def is_after(sequence: int, other: int) -> bool:
     return 0 < (sequence - other & SEQUENCE_MASK) <= SEQUENCE_MASK >> 1
 
 
+def _check_repeated(header: BatchHeader, state: ProducerState, batch: SentBatch) -> None:
+    """Raise KafkaError if `batch`, which the new one repeats or precedes, is in a transaction that has ended.
+
+    A producer resends only batches of its open transaction. But librdkafka uses the sequence of a batch again that it
+    resent, and then purged because the transaction is aborted. To acknowledge that as a duplicate would lose a record.
+    """
+    if header.is_transactional and (state.first_offset is None or batch.base_offset < state.first_offset):
+        raise KafkaError(
+            ErrorCode.invalid_txn_state,
+            f"producer {header.producer_id} sends sequence {header.base_sequence} of a transaction that has ended",
+        )
+
+
 def _fenced(header: BatchHeader, state: ProducerState) -> KafkaError:
     return _epoch_fenced(header.producer_id, header.producer_epoch, state)
 
@@ -287,6 +317,15 @@ def _fenced(header: BatchHeader, state: ProducerState) -> KafkaError:
 def _epoch_fenced(producer_id: int, epoch: int, state: ProducerState) -> KafkaError:
     return KafkaError(
         ErrorCode.invalid_producer_epoch, f"producer {producer_id} has epoch {state.epoch}, the batch {epoch}"
+    )
+
+
+def _early(header: BatchHeader) -> KafkaError:
+    """NOT_ENOUGH_REPLICAS makes every client resend the batch, after the earlier ones have an outcome."""
+    return KafkaError(
+        ErrorCode.not_enough_replicas,
+        f"sequence {header.base_sequence} of producer {header.producer_id} comes before earlier ones, which may still "
+        "be on their way through the former leader",
     )
 
 

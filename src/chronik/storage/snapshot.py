@@ -2,7 +2,7 @@
 
 The file `NNN.snapshot`, NNN being the offset in 20 digits; all integers big-endian:
 
-    version               int16    2; version 1 lacks the fields marked *
+    version               int16    3
     crc                   uint32   CRC32C of everything that follows
     offset                int64    the state is that before this offset; all data below it was durable
     segment_base          int64    the segment that `offset` is in
@@ -19,18 +19,19 @@ The file `NNN.snapshot`, NNN being the offset in 20 digits; all integers big-end
       producer_id         int64
       epoch               int16
       last_seen_ms        int64
+      first_sequence      int32    of the epoch in this log, 0 if it has had all
       batch_count         int8     then for each batch, oldest first:
         base_sequence     int32
         last_sequence     int32
         base_offset       int64
         last_offset       int64
         log_append_time   int64
-      coordinator_epoch * int32    of the last marker, -1 for none
-      first_offset *      int64    of the open transaction, -1 for none
-    ended_count *         int32    then for each transaction that ended a short time ago (see `transactions`):
+      coordinator_epoch   int32    of the last marker, -1 for none
+      first_offset        int64    of the open transaction, -1 for none
+    ended_count           int32    then for each transaction that ended a short time ago (see `transactions`):
       first_offset        int64
       marker_offset       int64
-    index_count *         int32    then for each segment with aborted transactions (see `aborted`):
+    index_count           int32    then for each segment with aborted transactions (see `aborted`):
       segment_base        int64
       entries             int32
       crc                 uint32   CRC32C of the entries
@@ -45,10 +46,10 @@ from crc32c import crc32c
 from chronik.storage.aborted import Summary
 from chronik.storage.producers import ProducerState, ProducerStates, SentBatch
 
-VERSION: Final = 2
+VERSION: Final = 3
 _PREFIX: Final = Struct(">hI")
 _FIXED: Final = Struct(">qqqqIqqiiiqi")
-_PRODUCER: Final = Struct(">qhqb")
+_PRODUCER: Final = Struct(">qhqib")
 _BATCH: Final = Struct(">iiqqq")
 _TRANSACTION: Final = Struct(">iq")
 _COUNT: Final = Struct(">i")
@@ -77,7 +78,8 @@ class Snapshot(NamedTuple):
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     parts = [_FIXED.pack(*snapshot[:11], len(snapshot.producers))]
     for producer_id, state in snapshot.producers:
-        parts.append(_PRODUCER.pack(producer_id, state.epoch, state.last_seen_ms, len(state.batches)))
+        fixed = (producer_id, state.epoch, state.last_seen_ms, state.first_sequence, len(state.batches))
+        parts.append(_PRODUCER.pack(*fixed))
         parts += [_BATCH.pack(*batch) for batch in state.batches]
         first_offset = -1 if state.first_offset is None else state.first_offset
         parts.append(_TRANSACTION.pack(state.coordinator_epoch, first_offset))
@@ -93,34 +95,31 @@ def decode_snapshot(data: bytes) -> Snapshot | None:
     """Return None if the file is damaged or of another version: recovery then starts further back."""
     try:
         version, crc = _PREFIX.unpack_from(data)
-        if version not in (1, VERSION) or crc32c(data[_PREFIX.size :]) != crc:
+        if version != VERSION or crc32c(data[_PREFIX.size :]) != crc:
             return None
         *fixed, count = _FIXED.unpack_from(data, _PREFIX.size)
         at = _PREFIX.size + _FIXED.size
         producers: list[tuple[int, ProducerState]] = []
         for _ in range(count):
-            producer_id, epoch, last_seen_ms, batch_count = _PRODUCER.unpack_from(data, at)
+            producer_id, epoch, last_seen_ms, first_sequence, batch_count = _PRODUCER.unpack_from(data, at)
             at += _PRODUCER.size
             batches = [SentBatch(*_BATCH.unpack_from(data, at + i * _BATCH.size)) for i in range(batch_count)]
             at += batch_count * _BATCH.size
-            state = ProducerState(epoch, last_seen_ms, batches)
-            if version > 1:
-                state.coordinator_epoch, first_offset = _TRANSACTION.unpack_from(data, at)
-                state.first_offset = first_offset if first_offset >= 0 else None
-                at += _TRANSACTION.size
+            state = ProducerState(epoch, last_seen_ms, batches, first_sequence)
+            state.coordinator_epoch, first_offset = _TRANSACTION.unpack_from(data, at)
+            state.first_offset = first_offset if first_offset >= 0 else None
+            at += _TRANSACTION.size
             producers.append((producer_id, state))
-        ended: list[tuple[int, int]] = []
+        (ended_count,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        ended = [_ENDED.unpack_from(data, at + i * _ENDED.size) for i in range(ended_count)]
+        at += ended_count * _ENDED.size
+        (index_count,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
         aborted: dict[int, Summary] = {}
-        if version > 1:
-            (ended_count,) = _COUNT.unpack_from(data, at)
-            at += _COUNT.size
-            ended = [_ENDED.unpack_from(data, at + i * _ENDED.size) for i in range(ended_count)]
-            at += ended_count * _ENDED.size
-            (index_count,) = _COUNT.unpack_from(data, at)
-            at += _COUNT.size
-            for i in range(index_count):
-                base_offset, *summary = _ABORTED.unpack_from(data, at + i * _ABORTED.size)
-                aborted[base_offset] = Summary(*summary)
+        for i in range(index_count):
+            base_offset, *summary = _ABORTED.unpack_from(data, at + i * _ABORTED.size)
+            aborted[base_offset] = Summary(*summary)
     except error:
         return None
     return Snapshot._make([*fixed, producers, ended, aborted])

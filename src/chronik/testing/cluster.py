@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from chronik.client.cluster import Cluster
 from chronik.client.groups import Groups
 from chronik.client.topics import Topics
 from chronik.local.errors import LocalClusterError
+from chronik.local.security import CLIENT_PROPERTIES
 from chronik.local.temporary_cluster import TemporaryCluster
 from chronik.testing.tied_node import TIED_NODE, tied_environment
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -24,14 +26,20 @@ class TestCluster(TemporaryCluster):
     """A running cluster. `bootstrap` lists all nodes; `kill`, `stop`, `start`, `pause` and `resume` take a node's id.
 
     Nodes are numbered from 1; each of `nodes` has `id`, `bootstrap`, `http` and `log_path`. `heal` and `tidy` undo what
-    a test does to the nodes and creates in the cluster.
+    a test does to the nodes and creates in the cluster. A secure cluster has TLS, SCRAM users and ACLs: `properties` is
+    the path of the administrator's client settings, and `client_settings` has them parsed.
     """
 
     __test__ = False  # pytest: this is not a test
 
-    def __init__(self, nodes: int = 3) -> None:
-        super().__init__(nodes, command=TIED_NODE, environment=tied_environment())
+    def __init__(self, nodes: int = 3, *, is_secure: bool = False) -> None:
+        super().__init__(nodes, command=TIED_NODE, environment=tied_environment(), is_secure=is_secure)
         self._topics = 0
+
+    @property
+    def properties(self) -> str:
+        """The path of the administrator's client settings, in librdkafka's names."""
+        return os.path.join(self.folder, CLIENT_PROPERTIES)
 
     def topic(self, partitions: int = 3, replication_factor: int | None = None, **configs: str) -> str:
         """Create a topic with an unused name, and return the name; configs use `_` for each dot."""
@@ -73,7 +81,7 @@ class TestCluster(TemporaryCluster):
         self._run(delete)
 
     def _run(self, work: Callable[[Cluster], Awaitable[_T]]) -> _T:
-        return with_cluster(self.bootstrap, work, TIDY_TIMEOUT_S)
+        return with_cluster(self.client_settings, work, TIDY_TIMEOUT_S)
 
 
 async def _unless_gone(deletion: Awaitable[None]) -> None:

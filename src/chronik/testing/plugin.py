@@ -6,6 +6,9 @@
         chronik_cluster.kill(chronik_cluster.leader(topic))
         producer.send(topic, b"still there").get(timeout=10)
 
+`secure_chronik_cluster` gives a test the same with TLS, SCRAM users and ACLs: `.properties` is the path of the
+administrator's client settings (librdkafka's names), and `.client_settings.security` has them parsed.
+
 The processes start once for a run of pytest; each test starts with all nodes up, no topics and no groups. Nothing is
 left behind, however the run ends.
 """
@@ -44,6 +47,14 @@ def _node_count(setting: str) -> int:
     return int(setting)
 
 
+@pytest.fixture(scope="session")
+def _secure_chronik_processes(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
+    from chronik.testing.cluster import TestCluster
+
+    with TestCluster(_node_count(request.config.getini("chronik_nodes")), is_secure=True) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def chronik_cluster(_chronik_processes: TestCluster) -> Iterator[TestCluster]:
     """A real cluster: `.bootstrap`, `.nodes`, `.topic()`, `.leader(topic)`, `.kill(n)`, `.stop(n)`, `.pause(n)`, ..."""
@@ -51,3 +62,12 @@ def chronik_cluster(_chronik_processes: TestCluster) -> Iterator[TestCluster]:
     yield _chronik_processes
     _chronik_processes.heal()
     _chronik_processes.tidy()
+
+
+@pytest.fixture
+def secure_chronik_cluster(_secure_chronik_processes: TestCluster) -> Iterator[TestCluster]:
+    """As `chronik_cluster`, with TLS, SCRAM users and ACLs. `.properties` is the administrator's client settings."""
+    _secure_chronik_processes.heal()
+    yield _secure_chronik_processes
+    _secure_chronik_processes.heal()
+    _secure_chronik_processes.tidy()

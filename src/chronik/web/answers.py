@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
+from chronik.node.serving.access import Access
+from chronik.node.serving.signed import Claims
 from chronik.web.schemas import Error
 
 JSON = "application/json"
@@ -17,14 +21,26 @@ INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
 
+How: TypeAlias = Literal["open", "session", "token", "password", "node"]
+
+
+class Visitor(NamedTuple):
+    """The sender of a request. `claims` are those of its cookie or token."""
+
+    access: Access
+    how: How
+    claims: Claims | None = None
+
+
 class Refusal(Exception):
     """An error response. `line` says in one line what is wrong and what to do instead."""
 
-    def __init__(self, status: int, line: str) -> None:
+    def __init__(self, status: int, line: str, *, retry_after_s: float = 1.0) -> None:
         # Names in the text may contain line breaks.
         self.line = " ".join(line.split())
         super().__init__(self.line)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 def json_answer(value: object, status: int = 200) -> Response:
@@ -38,19 +54,35 @@ async def refused(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for `Refusal`."""
     assert isinstance(error, Refusal)
     answer = json_answer(Error(error.line), error.status)
-    if error.status == 503:
-        answer.headers["retry-after"] = "1"
+    if error.status in (429, 503):
+        answer.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if error.status == 401:
+        # Not Basic: a browser would open its own dialog, and then send the password with every request.
+        answer.headers["www-authenticate"] = 'Bearer realm="chronik"'
     return answer
 
 
 async def not_here(request: Request, error: Exception) -> Response:
-    """Starlette's handler for unknown paths, and for methods that would change something."""
+    """Starlette's handler for unknown paths, and for methods that a path does not have."""
     if getattr(error, "status_code", 404) == 405:
-        answer = json_answer(Error("this API is read-only: use GET"), 405)
-        answer.headers["allow"] = "GET, HEAD"
+        methods = _methods(request)
+        is_read_only = methods == ["GET", "HEAD"]
+        line = "this path is read-only: use GET" if is_read_only else f"use {' or '.join(methods)}"
+        answer = json_answer(Error(line), 405)
+        answer.headers["allow"] = ", ".join(methods)
         return answer
     line = f"{request.url.path[:200]} does not exist: see / for the page, or /api/openapi.json for the API"
     return json_answer(Error(line), 404)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods of all routes with the path of a request. Starlette names those of the first one only."""
+    found = (
+        route.methods or ()
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    )
+    return sorted({method for methods in found for method in methods})
 
 
 @dataclass(frozen=True)
@@ -101,12 +133,15 @@ Parameter: TypeAlias = Number | Flag | Text
 
 
 class Parameters:
-    """A request's query parameters, and the `name` in its path.
+    """A request's query parameters, the `name` in its path, and its sender.
 
     Unless `declared` is None, every query parameter of the request must be declared.
     """
 
-    def __init__(self, request: Request, declared: tuple[Parameter, ...] | None) -> None:
+    def __init__(self, request: Request, declared: tuple[Parameter, ...] | None, visitor: Visitor) -> None:
+        self.request = request
+        self.visitor = visitor
+        self.access = visitor.access
         self.name: str = request.path_params.get("name", "")
         self._values: Mapping[str, str] = request.query_params
         if declared is None:

@@ -1,5 +1,8 @@
 """The HTTP application of one node. Nothing here changes the cluster.
 
+With `security.http_login`, everything but the log-in form needs a log-in, and shows what the user may see: see `guard`
+and `rights`.
+
 /healthz (alive), /readyz (serving), /metrics (Prometheus), /api/... (JSON), /api/events (server-sent events),
 /api/openapi.json (the API description) and / (the web page).
 
@@ -19,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -31,18 +35,38 @@ from chronik.web import batches, doctor, events, messages, schemas, traces
 from chronik.web.answers import Parameters, Refusal, json_answer, not_here, refused
 from chronik.web.events import EventHub
 from chronik.web.group_views import group_view, groups_view
+from chronik.web.guard import EVERYONE, TOKEN_SECONDS, Guard
 from chronik.web.node_view import REASONS, NodeView, require_image, require_topic
 from chronik.web.offsets import OffsetSampler
 from chronik.web.openapi import PLAIN_TEXT, Endpoint, describe
+from chronik.web.rights import (
+    require_cluster,
+    require_visible_group,
+    require_visible_topic,
+    visible_configs,
+    visible_group,
+    visible_groups,
+    visible_topics,
+    visible_transactions,
+)
 from chronik.web.safe_headers import SafeHeaders
 from chronik.web.transaction_views import transactions_view
-from chronik.web.views import cluster_view, own_view, topic_view, topics_view
+from chronik.web.views import cluster_scope, cluster_view, own_view, topic_view, topics_by_name, topics_view
 
 T = TypeVar("T")
 
 SAMPLING_MAX = 4
 """How many requests may query every broker at the same time. Further requests wait."""
 PAGE_FOLDER = Path(__file__).parent / "page"
+LOGIN_FILE = "login.html"
+PUBLIC_FILES = (LOGIN_FILE, "login.js", "style.css", "icon.svg")
+"""What the log-in form needs. They are the same for every cluster."""
+LOGIN_SCHEMA = {
+    "type": "object",
+    "properties": {"user": {"type": "string"}, "password": {"type": "string"}},
+    "required": ["user", "password"],
+    "additionalProperties": False,
+}
 PAGE_CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -53,25 +77,29 @@ PAGE_CONTENT_TYPES = {
 
 def create_app(node: NodeView) -> Starlette:
     """Return the application for one node. It runs on the node's event loop and reads the node's state there."""
-    hub = EventHub(node)
+    guard = Guard(node)
+    hub = EventHub(node, guard)
     app = Starlette(
-        routes=[*(_route(endpoint) for endpoint in _endpoints(node, hub)), *_page_routes()],
+        routes=[*(_route(endpoint, guard) for endpoint in _endpoints(node, hub, guard)), *_page_routes(guard)],
         exception_handlers={Refusal: refused, 404: not_here, 405: not_here},
-        middleware=[Middleware(SafeHeaders)],
+        middleware=[Middleware(SafeHeaders, node)],
     )
     app.state.close = hub.close
     return app
 
 
-def _route(endpoint: Endpoint) -> Route:
+def _route(endpoint: Endpoint, guard: Guard) -> Route:
     async def respond(request: Request) -> Response:
-        answer = await endpoint.handle(Parameters(request, endpoint.parameters))
-        return answer if isinstance(answer, Response) else json_answer(answer)
+        visitor = await guard.admit(request, endpoint.need)
+        answer = await endpoint.handle(Parameters(request, endpoint.parameters, visitor))
+        response = answer if isinstance(answer, Response) else json_answer(answer)
+        guard.renew(request, visitor, response)
+        return response
 
-    return Route(endpoint.path, respond)
+    return Route(endpoint.path, respond, methods=[endpoint.method])
 
 
-def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
+def _endpoints(node: NodeView, hub: EventHub, guard: Guard) -> list[Endpoint]:
     sampling = asyncio.Semaphore(SAMPLING_MAX)
 
     async def healthz(parameters: Parameters) -> Response:
@@ -85,44 +113,64 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
         return PlainTextResponse(f"not serving: {reason}\n", status_code=503)
 
     async def metrics(parameters: Parameters) -> Response:
+        require_cluster(parameters.access, "the metrics")
         # Import Prometheus' library and render the text off the event loop, because both would delay other requests.
         await asyncio.to_thread(import_module, "prometheus_client.core")
         text = await asyncio.to_thread(render, list(node.metrics.collect()))
         return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def description(parameters: Parameters) -> schemas.OpenApi:
-        return await asyncio.to_thread(describe, endpoints)
+        return await asyncio.to_thread(describe, endpoints, is_login_required=node.security.http_login)
 
     async def cluster(parameters: Parameters) -> schemas.Cluster:
+        scope = cluster_scope(require_image(node), own_view(node), parameters.access)
         # Counting thousands of partitions takes time. The image is immutable, so this can run off the event loop.
-        return await asyncio.to_thread(cluster_view, require_image(node), own_view(node))
+        return await asyncio.to_thread(cluster_view, scope)
 
     async def topics(parameters: Parameters) -> schemas.Topics:
-        return await asyncio.to_thread(topics_view, require_image(node))
+        visible = visible_topics(parameters.access, topics_by_name(require_image(node)))
+        return await asyncio.to_thread(topics_view, visible)
 
     async def topic(parameters: Parameters) -> schemas.Topic:
-        return topic_view(node, require_topic(node, parameters.name))
+        require_visible_topic(parameters.access, parameters.name)
+        view = topic_view(node, require_topic(node, parameters.name))
+        configs = visible_configs(parameters.access, view.name, view.configs)
+        return msgspec.structs.replace(view, configs=configs)
 
     async def groups(parameters: Parameters) -> schemas.Groups:
-        return await sampled(partial(groups_view, node))
+        return visible_groups(parameters.access, await sampled(partial(groups_view, node)))
 
     async def group(parameters: Parameters) -> schemas.Group:
-        return await sampled(partial(group_view, parameters.name, node))
+        require_visible_group(parameters.access, parameters.name)
+        return visible_group(parameters.access, await sampled(partial(group_view, parameters.name, node)))
 
     async def transactions(parameters: Parameters) -> schemas.Transactions:
-        return await sampled(partial(transactions_view, node))
+        return visible_transactions(parameters.access, await sampled(partial(transactions_view, node)))
 
     async def sampled(view: Callable[[OffsetSampler], Awaitable[T]]) -> T:
         """Run a view that queries other brokers, over its own connections."""
         async with sampling, aclosing(OffsetSampler(node)) as sampler:
             return await view(sampler)
 
-    plain = partial(Endpoint, parameters=None, media_type=PLAIN_TEXT)
+    plain = partial(Endpoint, parameters=None, media_type=PLAIN_TEXT, need="metrics")
+    session = partial(Endpoint, "/api/session", answer=schemas.Session, need="nothing")
     endpoints = [
         plain("/healthz", healthz, "Whether the process is alive.", is_always_available=True),
         plain("/readyz", readyz, "Whether the node serves clients."),
         plain("/metrics", metrics, "The Prometheus metrics of this node.", is_always_available=True),
         Endpoint("/api/openapi.json", description, "This description.", schemas.OpenApi, is_always_available=True),
+        session(guard.session, "Who is logged in."),
+        session(guard.log_in, "Log in, from the page.", method="POST", body=LOGIN_SCHEMA),
+        session(guard.log_out, "Log out, from the page.", method="DELETE"),
+        Endpoint(
+            "/api/tokens",
+            guard.new_token,
+            "Get a bearer token, with a password or a session.",
+            schemas.Token,
+            (TOKEN_SECONDS,),
+            method="POST",
+            need="nothing",
+        ),
         Endpoint("/api/cluster", cluster, "The cluster as this node knows it.", schemas.Cluster),
         Endpoint("/api/topics", topics, "A summary of each topic.", schemas.Topics),
         Endpoint(
@@ -176,15 +224,27 @@ def _endpoints(node: NodeView, hub: EventHub) -> list[Endpoint]:
     return endpoints
 
 
-def _page_routes() -> list[Route]:
-    """Return the routes of `/` and of the files that it uses."""
+def _page_routes(guard: Guard) -> list[Route]:
+    """Return the routes of `/` and of the files that it uses. Without a log-in, `/` is the log-in form."""
     files = {path.name: PageFile(path) for path in sorted(PAGE_FOLDER.iterdir()) if path.suffix in PAGE_CONTENT_TYPES}
 
     async def file(request: Request) -> Response:
-        name = request.path_params.get("name", "index.html")
+        name = request.path_params.get("name", "")
+        if name not in PUBLIC_FILES:
+            try:
+                visitor = await guard.admit(request, "login")
+            except Refusal as refusal:
+                if name or refusal.status != 401:
+                    raise
+                return files[LOGIN_FILE].answer(request)
+            name = name or "index.html"
+        else:
+            visitor = EVERYONE
         if name not in files:
             raise Refusal(404, f"the page has no file {name[:100]}: see /")
-        return files[name].answer(request)
+        answer = files[name].answer(request)
+        guard.renew(request, visitor, answer)
+        return answer
 
     return [Route("/", file), Route("/page/{name}", file)]
 
@@ -198,6 +258,8 @@ class PageFile:
             "content-type": PAGE_CONTENT_TYPES[path.suffix],
             "etag": f'"{hashlib.sha256(self._content).hexdigest()[:32]}"',
             "cache-control": "no-cache",
+            # The same address is the page or the log-in form.
+            "vary": "cookie",
         }
 
     def answer(self, request: Request) -> Response:

@@ -17,6 +17,7 @@ from chronik.web import schemas
 from chronik.web.answers import INT64_MAX, Number, Parameters
 from chronik.web.log_reader import OWN, PARTITION, LeaderLog, LocalLog, forward_to_leader, leader_log
 from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition, require_topic
+from chronik.web.rights import require_readable
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.compression import CODECS
 
@@ -30,6 +31,7 @@ PAGE_BYTES_MAX = 16 * 1024 * 1024
 
 async def batches_page(node: NodeView, parameters: Parameters) -> bytes:
     """Return one page, encoded."""
+    require_readable(parameters.access, parameters.name, "batches")
     topic = require_topic(node, parameters.name)
     partition = require_partition(topic, parameters.number(PARTITION))
     first = parameters.optional(FROM) or 0
@@ -42,10 +44,10 @@ async def batches_page(node: NodeView, parameters: Parameters) -> bytes:
     if hosted is not None:
         return await _from_local_log(node, hosted, first, to, limit)
     leader = require_other_leader(node, topic, partition, is_own)
-    forwarded = await forward_to_leader(leader, parameters, f"/api/topics/{topic.name}/batches")
+    forwarded = await forward_to_leader(node, leader, parameters, f"/api/topics/{topic.name}/batches")
     if forwarded is not None:
         return forwarded
-    async with leader_log(leader, topic.name, partition.partition) as log:
+    async with leader_log(node, leader, topic.name, partition.partition) as log:
         start, end = await log.bounds()
         result = await _headers_from(log, max(first, start), min(to, end), end, limit)
     return await node.run_blocking(partial(_encode, topic.name, partition.partition, leader.id, start, end, result))

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
+from chronik.authorization.acls import ResourceType
 from chronik.client.errors import ClientError
-from chronik.doctor import Diagnosis, diagnose
+from chronik.doctor import Diagnosis, Means, diagnose
+from chronik.node.serving.access import Access
 from chronik.web.answers import Number, Parameters, Refusal, Text
 from chronik.web.node_view import NodeView, require_image
+from chronik.web.rights import require_readable, require_visible_group
 from chronik.wire.errors import ErrorCode, KafkaError
 
 GROUP = Text("group")
@@ -38,6 +42,9 @@ class Doctor:
         topic = parameters.name
         group = parameters.text(GROUP)
         seconds = parameters.number(SECONDS)
+        require_readable(parameters.access, topic, "the state")
+        if group is not None:
+            require_visible_group(parameters.access, group)
         image = require_image(self._node)
         if image.topic(topic) is None:
             raise Refusal(404, f"topic {topic[:260]} does not exist: see /api/topics")
@@ -46,16 +53,40 @@ class Doctor:
         # Query this node first, because it may be the only one that answers.
         brokers = sorted(image.brokers.values(), key=lambda broker: (broker.id != self._node.node_id, broker.id))
         addresses = [(broker.host, broker.port) for broker in brokers]
-        wall_ms = self._node.wall_ms
+        wall_ms, means = self._node.wall_ms, self._means(parameters.access)
         self._topic = topic
         try:
-            return await in_own_thread(lambda: diagnose(addresses, topic, group, seconds, wall_ms=wall_ms))
+            return await in_own_thread(lambda: diagnose(addresses, topic, group, seconds, wall_ms=wall_ms, means=means))
         except (KafkaError, ClientError) as error:
             if isinstance(error, KafkaError) and error.code in UNKNOWN:
                 raise Refusal(404, f"{error.message or error}: see /api/topics and /api/groups") from None
             raise Refusal(503, f"the cluster could not be examined: {error}; retry") from None
         finally:
             self._topic = None
+
+    def _means(self, access: Access) -> Means:
+        """Return how the doctor examines for a visitor whose right to read the topic was checked.
+
+        Its requests to other nodes are this node's own. What it would name of other resources is filtered: on this
+        event loop, which owns the authorizer, while the doctor runs on its own.
+        """
+        node, loop = self._node, asyncio.get_running_loop()
+
+        async def visible(resource_type: ResourceType, names: Sequence[str]) -> Sequence[str]:
+            if access.is_open:
+                return names
+
+            async def filtered() -> list[str]:
+                return [name for name in names if access.sees(resource_type, name)]
+
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(filtered(), loop))
+
+        return Means(
+            node.connect,
+            node.caller,
+            partial(visible, ResourceType.GROUP),
+            partial(visible, ResourceType.TRANSACTIONAL_ID),
+        )
 
 
 async def in_own_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

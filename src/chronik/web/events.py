@@ -9,6 +9,8 @@
     traces         ?traces=1: new trace events of all nodes, only those of the topic if one is named
 
 Each feed is computed once for all its listeners, and not at all without listeners. The number of listeners is bounded.
+A listener receives what it may see; if that is nothing of a feed, an error that names the missing right. Its stream
+ends with its session.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from chronik.web.answers import Flag, Parameters, Refusal, Text
+from chronik.web.answers import Flag, Parameters, Refusal, Text, Visitor
 from chronik.web.feeds import (
     ClusterFeed,
     Feed,
@@ -31,6 +33,7 @@ from chronik.web.feeds import (
     TopicsFeed,
     TransactionsFeed,
 )
+from chronik.web.guard import Guard
 from chronik.web.node_view import NodeView
 from chronik.web.traces import TracesFeed
 
@@ -40,6 +43,7 @@ PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRANSACTIONS, TRACES)
 LISTENERS_MAX = 64
 EVENT_STREAM = "text/event-stream"
 SEND_TIMEOUT_S = 60.0
+SESSION_CHECK_S = 1.0
 
 FeedKey = tuple[str, str]
 """The kind of event, and the topic or group; empty if there is none."""
@@ -49,8 +53,9 @@ FeedMakers = dict[FeedKey, Callable[[], Feed]]
 class EventHub:
     """The feeds that have listeners. Owned by the event loop."""
 
-    def __init__(self, node: NodeView) -> None:
+    def __init__(self, node: NodeView, guard: Guard) -> None:
         self._node = node
+        self._guard = guard
         self._feeds: dict[FeedKey, Feed] = {}
         self._listeners: dict[Listener, list[FeedKey]] = {}
 
@@ -59,10 +64,10 @@ class EventHub:
         feeds = self._requested(parameters)
         if len(self._listeners) >= LISTENERS_MAX:
             raise Refusal(503, f"{LISTENERS_MAX} listeners are connected, the limit: close a page, or use another node")
-        return EventStream(self, feeds)
+        return EventStream(self, feeds, parameters.visitor)
 
-    def listen(self, feeds: FeedMakers) -> Listener:
-        listener = Listener()
+    def listen(self, feeds: FeedMakers, visitor: Visitor) -> Listener:
+        listener = Listener(visitor.access)
         self._listeners[listener] = list(feeds)
         for key, make in feeds.items():
             if key not in self._feeds:
@@ -74,6 +79,9 @@ class EventHub:
         for key in self._listeners.pop(listener, ()):
             if self._feeds[key].remove(listener):
                 del self._feeds[key]
+
+    def has_ended(self, visitor: Visitor) -> bool:
+        return self._guard.has_ended(visitor)
 
     async def close(self) -> None:
         """End every stream, because the node is stopping."""
@@ -103,19 +111,21 @@ class EventHub:
 
 
 class EventStream(Response):
-    """The response. It runs until the reader disconnects or the node stops."""
+    """The response. It runs until the reader disconnects, its session ends, or the node stops."""
 
-    def __init__(self, hub: EventHub, feeds: FeedMakers) -> None:
+    def __init__(self, hub: EventHub, feeds: FeedMakers, visitor: Visitor) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"}, media_type=EVENT_STREAM)
         self._hub = hub
         self._feeds = feeds
+        self._visitor = visitor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(_body(b"retry: 1000\n\n"))
-        listener = self._hub.listen(self._feeds)
+        listener = self._hub.listen(self._feeds, self._visitor)
         disconnected = asyncio.ensure_future(_close_on_disconnect(receive, listener))
+        ended = asyncio.ensure_future(self._close_on_end(listener)) if self._visitor.claims is not None else None
         try:
             while (lines := await listener.take()) is not None:
                 # A reader that disappeared without closing its connection keeps its slot at most this long.
@@ -127,7 +137,20 @@ class EventStream(Response):
             return
         finally:
             disconnected.cancel()
+            if ended is not None:
+                ended.cancel()
             self._hub.leave(listener)
+
+    async def _close_on_end(self, listener: Listener) -> None:
+        """Close the listener once the visitor's session or token has ended. It ends with time too, so it is polled."""
+        try:
+            while True:
+                await asyncio.sleep(SESSION_CHECK_S)
+                if self._hub.has_ended(self._visitor):
+                    return
+        finally:
+            # Also if the check fails: a stream must not outlive a session that nobody can check.
+            listener.close()
 
 
 async def _close_on_disconnect(receive: Receive, listener: Listener) -> None:

@@ -1,4 +1,7 @@
-"""The feeds behind /api/events and their listeners. Each feed is computed once for all its listeners."""
+"""The feeds behind /api/events and their listeners. Each feed is computed once for all its listeners.
+
+What a listener may see of it is decided each time it is sent: rights change while a stream is open.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,37 @@ import asyncio
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from itertools import accumulate
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
-from chronik.metadata.image import PartitionImage, TopicImage
+from chronik.authorization.acls import ResourceType
+from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.node.serving.access import OPEN_ACCESS, Access
 from chronik.web import schemas
 from chronik.web.answers import Refusal
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler, Sample
+from chronik.web.rights import (
+    hidden_group,
+    hidden_topic,
+    sees_topic,
+    visible_configs,
+    visible_group,
+    visible_groups,
+    visible_transactions,
+)
 from chronik.web.transaction_views import transactions_view
-from chronik.web.views import cluster_view, own_view, partition_layout, topic_fields, topics_by_name
+from chronik.web.views import (
+    OwnView,
+    cluster_scope,
+    cluster_view,
+    own_view,
+    partition_layout,
+    topic_fields,
+    topics_by_name,
+)
 
 CHUNKS_WAITING_MAX = 32
 CLUSTER_REPEAT_S = 3.0
@@ -27,6 +49,10 @@ SAMPLED_PARTITIONS_MAX = 2_000
 """Over all topics in the `topics` feed. Topics beyond this limit are listed without offsets."""
 
 
+Rights: TypeAlias = tuple[str, str] | None
+"""The principal and host of listeners that see the same; None if they see everything."""
+
+
 class Listener:
     """One open stream. Owned by the event loop. What waits for a slow reader is bounded.
 
@@ -34,7 +60,9 @@ class Listener:
     `CHUNKS_WAITING_MAX` are kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access = OPEN_ACCESS) -> None:
+        self.access = access
+        self.rights: Rights = None if access.is_open else (access.principal, access.host)
         self._states: dict[str, bytes] = {}
         self._additions: list[bytes] = []
         self._is_closed = False
@@ -74,7 +102,7 @@ class Feed(ABC):
         self._node = node
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[Listener, None] = {}
-        self._latest: bytes | None = None
+        self._latest: object = None
         self._task = self._loop.create_task(self._run(), name=f"feed-{self.event}")
 
     async def stopped(self) -> None:
@@ -83,7 +111,7 @@ class Feed(ABC):
     def add(self, listener: Listener) -> None:
         self._listeners[listener] = None
         if self._latest is not None:
-            listener.send(self.event, self._latest)
+            listener.send(self.event, self._encode(self._latest, listener.access))
 
     def remove(self, listener: Listener) -> bool:
         """Remove a listener. Stop and return True if it was the last."""
@@ -107,9 +135,24 @@ class Feed(ABC):
             await self.close()
 
     def send(self, state: object) -> None:
-        self._latest = msgspec.json.encode(state)
+        """Send to each listener what it may see of the state. Listeners with the same rights share the encoding."""
+        self._latest = state
+        encoded: dict[Rights, bytes] = {}
         for listener in self._listeners:
-            listener.send(self.event, self._latest)
+            data = encoded.get(listener.rights)
+            if data is None:
+                data = encoded[listener.rights] = self._encode(state, listener.access)
+            listener.send(self.event, data)
+
+    def _encode(self, state: object, access: Access) -> bytes:
+        try:
+            return msgspec.json.encode(state if access.is_open else self.visible(state, access))
+        except Refusal as refusal:
+            return msgspec.json.encode(schemas.Error(refusal.line))
+
+    @abstractmethod
+    def visible(self, state: Any, access: Access) -> object:
+        """Return what a visitor without all rights may see of a state. Raise Refusal if that is nothing."""
 
     def pause_s(self) -> float:
         """Return the pause before the next tick."""
@@ -122,6 +165,14 @@ class Feed(ABC):
     async def close(self) -> None:
         """Release resources after the last listener has left."""
         return
+
+
+class ClusterState(NamedTuple):
+    image: ClusterImage | None
+    own: OwnView
+    is_ready: bool
+    whole: schemas.Cluster | None
+    """The view of a visitor that sees everything, if there is one."""
 
 
 class ClusterFeed(Feed):
@@ -139,12 +190,26 @@ class ClusterFeed(Feed):
         state = (None if image is None else image.version, own, is_ready)
         if state == self._sent and self._loop.time() - self._sent_at_s < CLUSTER_REPEAT_S:
             return
-        fields: dict[str, object] = {"node_id": node.node_id, "error": "this node is starting and has no metadata yet"}
-        if image is not None:
-            cluster = await asyncio.to_thread(cluster_view, image, own)
-            fields = msgspec.structs.asdict(cluster)
+        whole: schemas.Cluster | None = None
+        if image is not None and any(listener.access.is_open for listener in self._listeners):
+            # Counting thousands of partitions takes time.
+            whole = await asyncio.to_thread(cluster_view, cluster_scope(image, own, OPEN_ACCESS))
         self._sent, self._sent_at_s = state, self._loop.time()
-        self.send({**fields, "is_ready": is_ready})
+        self.send(ClusterState(image, own, is_ready, whole))
+
+    def _encode(self, state: object, access: Access) -> bytes:
+        if not isinstance(state, ClusterState):
+            return super()._encode(state, access)
+        image, own, is_ready, whole = state
+        fields: dict[str, object] = {"node_id": own.node_id, "error": "this node is starting and has no metadata yet"}
+        if image is not None:
+            if whole is None or not access.is_open:
+                whole = cluster_view(cluster_scope(image, own, access))
+            fields = msgspec.structs.asdict(whole)
+        return msgspec.json.encode({**fields, "is_ready": is_ready})
+
+    def visible(self, state: Any, access: Access) -> object:
+        return state  # an error: `_encode` filters the cluster
 
 
 class SampledFeed(Feed):
@@ -176,7 +241,7 @@ class LivePartition(schemas.Partition, frozen=True):
 
 
 class LiveTopic(schemas.TopicFields, frozen=True):
-    configs: dict[str, str]
+    configs: dict[str, str] | None
     partitions: list[LivePartition]
 
 
@@ -197,6 +262,13 @@ class TopicFeed(SampledFeed):
             for partition in topic.partitions
         ]
         self.send(LiveTopic(*topic_fields(topic), dict(sorted(topic.configs.items())), partitions))
+
+    def visible(self, state: Any, access: Access) -> object:
+        if not sees_topic(access, self._name):
+            raise Refusal(403, hidden_topic(self._name))
+        if not isinstance(state, LiveTopic):
+            return state
+        return msgspec.structs.replace(state, configs=visible_configs(access, state.name, state.configs))
 
 
 def _live_partition(partition: PartitionImage, sample: Sample | None, now_s: float) -> LivePartition:
@@ -226,6 +298,11 @@ class LiveTopicSummary(schemas.TopicSummary, frozen=True):
     stuck_ms: int
 
 
+class LiveTopics(msgspec.Struct, frozen=True):
+    topics: list[LiveTopicSummary]
+    version: int
+
+
 class TopicsFeed(SampledFeed):
     event = "topics"
     interval_s = 1.0
@@ -236,7 +313,12 @@ class TopicsFeed(SampledFeed):
         if self._node.is_ready:
             await self._sampler.sample(image, _first(topics))
         now_s = self._loop.time()
-        self.send({"topics": [self._summary(topic, now_s) for topic in topics], "version": image.version})
+        self.send(LiveTopics([self._summary(topic, now_s) for topic in topics], image.version))
+
+    def visible(self, state: Any, access: Access) -> object:
+        if not isinstance(state, LiveTopics):
+            return state
+        return LiveTopics([line for line in state.topics if sees_topic(access, line.name)], state.version)
 
     def _summary(self, topic: TopicImage, now_s: float) -> LiveTopicSummary:
         samples = [self._sampler.samples.get((topic.name, partition.partition)) for partition in topic.partitions]
@@ -264,6 +346,9 @@ class GroupsFeed(SampledFeed):
     async def tick(self) -> None:
         self.send(await groups_view(self._node, self._sampler))
 
+    def visible(self, state: Any, access: Access) -> object:
+        return visible_groups(access, state) if isinstance(state, schemas.Groups) else state
+
 
 class GroupFeed(SampledFeed):
     event = "group"
@@ -272,6 +357,11 @@ class GroupFeed(SampledFeed):
     async def tick(self) -> None:
         self.send(await group_view(self._name, self._node, self._sampler))
 
+    def visible(self, state: Any, access: Access) -> object:
+        if not access.sees(ResourceType.GROUP, self._name):
+            raise Refusal(403, hidden_group(self._name))
+        return visible_group(access, state) if isinstance(state, schemas.Group) else state
+
 
 class TransactionsFeed(SampledFeed):
     event = "transactions"
@@ -279,3 +369,6 @@ class TransactionsFeed(SampledFeed):
 
     async def tick(self) -> None:
         self.send(await transactions_view(self._node, self._sampler))
+
+    def visible(self, state: Any, access: Access) -> object:
+        return visible_transactions(access, state) if isinstance(state, schemas.Transactions) else state

@@ -103,9 +103,10 @@ LogReader: TypeAlias = LocalLog | LeaderLog
 
 
 @asynccontextmanager
-async def leader_log(leader: BrokerImage, topic: str, partition: int) -> AsyncIterator[LeaderLog]:
+async def leader_log(node: NodeView, leader: BrokerImage, topic: str, partition: int) -> AsyncIterator[LeaderLog]:
     """Connect to the leader. Its errors become a Refusal that names it."""
-    async with Cluster([(leader.host, leader.port)], client_id=CLIENT_ID, timeout_s=KAFKA_TIMEOUT_S) as cluster:
+    bootstrap = [(leader.host, leader.port)]
+    async with Cluster(bootstrap, client_id=CLIENT_ID, timeout_s=KAFKA_TIMEOUT_S, connect=node.connect) as cluster:
         try:
             yield LeaderLog(cluster, topic, partition)
         except (KafkaError, ClientError) as error:
@@ -120,14 +121,17 @@ class _Responder(msgspec.Struct):
     node: int | None = None
 
 
-async def forward_to_leader(leader: BrokerImage, parameters: Parameters, path: str) -> bytes | None:
-    """Return the leader's response, encoded, or None if its HTTP port cannot be reached from here."""
+async def forward_to_leader(node: NodeView, leader: BrokerImage, parameters: Parameters, path: str) -> bytes | None:
+    """Return the leader's response, encoded, or None if its HTTP port cannot be reached from here.
+
+    The leader checks the rights of the client that sent the request.
+    """
     if not leader.http:
         return None
     try:
         # With own=1, the leader does not forward the request again.
         query: dict[str, object] = {**parameters.given(), OWN.name: 1}
-        body = (await get(leader.http, path, HTTP_TIMEOUT_S, **query)).body
+        body = (await get(leader.http, path, HTTP_TIMEOUT_S, node.caller(parameters.access), **query)).body
         # The leader's address may be valid on its own machine only; here, another node may listen there.
         responder = msgspec.json.decode(body, type=_Responder)
     except (HttpError, msgspec.DecodeError):

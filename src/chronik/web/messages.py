@@ -16,6 +16,7 @@ from chronik.web.answers import Number, Parameters, Refusal
 from chronik.web.log_reader import OWN, PARTITION, LocalLog, LogReader, forward_to_leader, leader_log
 from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition, require_topic
 from chronik.web.payload import decode
+from chronik.web.rights import require_readable
 
 OFFSET = Number("offset", description="Not together with time.")
 TIME = Number("time", description="Milliseconds; not together with offset.")
@@ -41,6 +42,7 @@ class PageRequest(NamedTuple):
 
 async def messages_page(node: NodeView, parameters: Parameters) -> bytes:
     """Return one page, encoded."""
+    require_readable(parameters.access, parameters.name)
     topic = require_topic(node, parameters.name)
     partition = require_partition(topic, parameters.number(PARTITION))
     parameters.reject_both(OFFSET, TIME)
@@ -53,10 +55,10 @@ async def messages_page(node: NodeView, parameters: Parameters) -> bytes:
         return await _read_page(node, LocalLog(node, hosted), request, node.node_id, "leader")
     try:
         leader = require_other_leader(node, topic, partition, is_own)
-        forwarded = await forward_to_leader(leader, parameters, f"/api/topics/{name}/messages")
+        forwarded = await forward_to_leader(node, leader, parameters, f"/api/topics/{name}/messages")
         if forwarded is not None:
             return forwarded
-        async with leader_log(leader, name, index) as log:
+        async with leader_log(node, leader, name, index) as log:
             return await _read_page(node, log, request, leader.id, "leader")
     except Refusal as refusal:
         replica = node.partition(name, index)

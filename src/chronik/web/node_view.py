@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
+from chronik.client.connection import Connection
+from chronik.client.endpoint import Endpoint
+from chronik.client.errors import Unreachable
+from chronik.client.node_http import Caller
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.broker import Broker, BrokerState
+from chronik.node.config import NodeConfig
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
+from chronik.node.serving.access import Access, Decisions
+from chronik.node.serving.signed import Kind, node_token
+from chronik.node.serving.tls import NodeTls
 from chronik.web.answers import Refusal
+from chronik.web.users import Users
 
 NOT_READY = "starting, stopping or disconnected from the controller"
 REASONS: dict[BrokerState, str] = {
@@ -28,7 +38,20 @@ class NodeView:
         self.traces = runtime.traces
         self.run_blocking = runtime.run_blocking
         self.wall_ms = runtime.env.wall_ms
+        self.random = runtime.env.random
+        config = runtime.config
+        self.security = config.security
+        self.failure_delay_ms = config.sasl.failure_delay_ms
+        self.users: Users | None = None
+        """Who may log in. Without it, nobody can."""
+        self.decisions: Decisions | None = None
+        """The authorizer. With `authorization.enabled`, nothing is shown without it."""
         self.broker: Broker | None = None
+        self.tls: NodeTls | None = None
+        self._is_authorizing = config.authorization.enabled
+        self._is_kafka_open = config.kafka_listeners[0].protocol == "PLAINTEXT" and not self._is_authorizing
+        self._hosts = frozenset(_hosts(config))
+        self._connection_ids = itertools.count(1)
 
     @property
     def image(self) -> ClusterImage | None:
@@ -56,6 +79,69 @@ class NodeView:
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return None if self.broker is None else self.broker.partition(topic, index)
+
+    # -- log-ins and rights --------------------------------------------------------------------------------------------
+
+    def derived_keys(self, purpose: bytes) -> tuple[bytes, ...]:
+        """Return keys that all nodes of the cluster have; empty until this node has read the cluster secret."""
+        return () if self.broker is None else self.broker.secret.derived(purpose)
+
+    def access_of(self, principal: str, host: str) -> Access:
+        """Return the rights of a logged-in client. Raise Refusal while they are unknown."""
+        if self._is_authorizing and self.decisions is None:
+            raise Refusal(503, "this node is starting and does not know your rights yet: retry in a second")
+        return Access(principal, host, self.decisions)
+
+    @property
+    def http_hosts(self) -> frozenset[str]:
+        """The host names by which browsers may address this node, in lower case."""
+        image = self.image
+        if image is None:
+            return self._hosts
+        http = (broker.http.rpartition(":")[0].strip("[]").lower() for broker in image.brokers.values() if broker.http)
+        return self._hosts.union(http)
+
+    # -- other nodes ---------------------------------------------------------------------------------------------------
+
+    def caller(self, access: Access | None = None) -> Caller:
+        """Return how this node identifies itself to another node's HTTP API.
+
+        The other node checks the rights of the client in `access`; without one, it answers this node everything.
+        """
+        tls = None if self.tls is None else self.tls.contexts.dialed_peers
+        keys = self.derived_keys(Kind.NODE.purpose) if self.security.http_login else ()
+        if not keys:
+            return Caller(tls=tls)
+        principal, host = ("", "") if access is None or access.is_open else (access.principal, access.host)
+        return Caller(f"Bearer {node_token(keys[0], self.wall_ms(), principal, host)}", tls)
+
+    async def connect(self, host: str, port: int, *, client_id: str, timeout_s: float) -> Connection:
+        """Open a connection to the broker with this Kafka address, on which everything is answered.
+
+        If clients have to log in there, it goes to the internal listener, where this node proves the cluster secret.
+        The caller checks its own client's rights. Works on any event loop. Raise ClientError if it cannot be opened.
+        """
+        if self._is_kafka_open:
+            return await Connection.open(host, port, client_id=client_id, timeout_s=timeout_s)
+        image = self.image
+        found = (
+            () if image is None else (each for each in image.brokers.values() if (each.host, each.port) == (host, port))
+        )
+        broker = next(iter(found), None)
+        if self.broker is None or broker is None or not broker.internal:
+            raise Unreachable(f"{host}:{port} is not the address of a broker with an internal listener")
+        # A purpose of its own for each: a node keeps only the newest connection of each purpose.
+        purpose = f"{client_id}-{next(self._connection_ids)}"
+        return await self.broker.member.peers.open(broker.id, Endpoint.parse(broker.internal), purpose, timeout_s)
+
+
+def _hosts(config: NodeConfig) -> Iterator[str]:
+    """Yield the host names in the settings."""
+    listeners = (listener.advertise or listener.listen for listener in config.kafka_listeners)
+    for text in (config.listen.http, config.advertise.http, *listeners):
+        if text is not None:
+            yield Endpoint.parse(text).host.lower()
+    yield from (name.lower() for name in config.security.http_hosts)
 
 
 def require_image(node: NodeView) -> ClusterImage:

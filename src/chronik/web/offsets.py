@@ -62,7 +62,8 @@ class BrokerPool:
     Raises ClientError or KafkaError. The caller shows what it has, and retries next time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node: NodeView) -> None:
+        self._node = node
         self._connections: dict[tuple[str, int], asyncio.Task[Connection]] = {}
 
     async def close(self) -> None:
@@ -102,7 +103,7 @@ class BrokerPool:
         if task is not None and task.done() and (task.cancelled() or task.exception() or task.result().is_closed):
             task = None
         if task is None:
-            task = asyncio.create_task(Connection.open(*address, client_id=CLIENT_ID, timeout_s=TIMEOUT_S))
+            task = asyncio.create_task(self._node.connect(*address, client_id=CLIENT_ID, timeout_s=TIMEOUT_S))
             self._connections[address] = task
         return await asyncio.shield(task)
 
@@ -133,8 +134,8 @@ class OffsetSampler:
 
     def __init__(self, node: NodeView) -> None:
         self.samples: dict[PartitionName, Sample] = {}
-        self.brokers = BrokerPool()
-        self._leaders = BrokerPool()
+        self.brokers = BrokerPool(node)
+        self._leaders = BrokerPool(node)
         self._node = node
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Task[dict[PartitionName, Bounds]]] = {}

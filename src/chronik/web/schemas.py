@@ -31,6 +31,30 @@ class OpenApi(msgspec.Struct, frozen=True):
     info: dict[str, str]
     paths: dict[str, Any]
     components: dict[str, Any]
+    security: list[dict[str, list[str]]]
+
+
+# -- log-ins -----------------------------------------------------------------------------------------------------------
+
+
+class Session(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who is logged in. `login` is false if this node requires none. `has_ended` if the browser's session is over.
+
+    A browser sends `csrf` as the header X-Chronik-CSRF when it logs in or out.
+    """
+
+    login: bool
+    principal: str | None = None
+    has_ended: bool = False
+    csrf: str | None = None
+
+
+class Token(msgspec.Struct, frozen=True):
+    """For the header `Authorization: Bearer TOKEN`."""
+
+    token: str
+    principal: str
+    expires_ms: int
 
 
 # -- the cluster and its topics ----------------------------------------------------------------------------------------
@@ -124,9 +148,9 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Topic(TopicFields, frozen=True):
-    """Offsets and damages are those of the replicas on `node`."""
+    """Offsets and damages are those of the replicas on `node`. `configs` is null if the user may not see them."""
 
-    configs: dict[str, str]
+    configs: dict[str, str] | None
     node: int
     partitions: list[Partition]
     damages: list[Damage]

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
 
+from chronik.node.serving.tls import TlsAcceptor
 from chronik.web.http_bounds import BoundedApp, HttpConnection, WaitingConnections
 
 
@@ -54,20 +54,28 @@ class _Server(uvicorn.Server):
 class WebServer:
     """One HTTP listener. Owned by the event loop that started it."""
 
-    def __init__(self, app: Starlette, listener: socket.socket) -> None:
+    def __init__(self, app: Starlette, listener: socket.socket, tls: TlsAcceptor | None = None) -> None:
+        """With `tls`, the listener speaks HTTPS only."""
         self._socket = listener
         self._close_app = app.state.close
         waiting = WaitingConnections()
+
+        def make(**more: Any) -> asyncio.BaseProtocol:
+            connection = HttpConnection(waiting, **more)
+            return connection if tls is None else tls.accept_whole_reads(connection)
+
         self._server = _Server(
             uvicorn.Config(
                 BoundedApp(app),
-                http=cast(Any, partial(HttpConnection, waiting)),
+                http=cast(Any, make),
                 ws="none",
                 loop="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # A client must not choose the address that its rights and its failed log-ins are checked for.
+                proxy_headers=False,
                 backlog=128,
                 timeout_graceful_shutdown=2,
             ),

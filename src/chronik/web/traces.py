@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 
 from chronik.client.node_http import HttpError, get_json
+from chronik.node.serving.access import Access
 from chronik.observe.traces import Trace, TraceRing
 from chronik.web import schemas
 from chronik.web.answers import INT32_MAX, Number, Parameters, Text
-from chronik.web.feeds import Feed, Listener
+from chronik.web.feeds import Feed, Listener, Rights
 from chronik.web.node_view import NodeView
+from chronik.web.rights import reads_topic, require_readable
 
 EVENTS_MAX = 5_000
 AFTER = Number("after", description="Not together with last.")
@@ -34,16 +36,34 @@ async def traces_page(node: NodeView, parameters: Parameters) -> bytes:
     parameters.reject_both(AFTER, LAST)
     limit, last = parameters.number(LIMIT), parameters.optional(LAST)
     partition, topic = parameters.optional(PARTITION), parameters.text(TOPIC)
-    ring = node.traces
+    ring, access = node.traces, parameters.access
+    if topic is not None:
+        require_readable(access, topic, "traces")
     if last is not None:
-        events, following = latest(ring, last, topic, partition)
+        events, following = latest(ring, ring.last_n or 1, topic, partition)
     else:
         events, following = ring.read(parameters.optional(AFTER) or 0, limit, topic, partition)
-    page = schemas.Traces(
-        node.node_id, following, ring.last_n, node.metrics.traces_dropped, sorted(ring.topics), [*events]
-    )
+    readable = ReadableTopics(access)
+    if not access.is_open:
+        events = [event for event in events if event.topic in readable]
+    events = events if last is None else events[-last:]
+    traced = sorted(name for name in ring.topics if name in readable)
+    page = schemas.Traces(node.node_id, following, ring.last_n, node.metrics.traces_dropped, traced, [*events])
     # Do not use the node's own threads: a hanging disk may block all of them, and the traces must explain that.
     return await asyncio.to_thread(msgspec.json.encode, page)
+
+
+class ReadableTopics:
+    """The topics that a visitor may read, each checked once."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, topic: str) -> bool:
+        if topic not in self._known:
+            self._known[topic] = reads_topic(self._access, topic)
+        return self._known[topic]
 
 
 def latest(ring: TraceRing, count: int, topic: str | None, partition: int | None = None) -> tuple[list[Trace], int]:
@@ -70,7 +90,7 @@ class TracesFeed(Feed):
     def add(self, listener: Listener) -> None:
         self._listeners[listener] = None
         if self._has_sent:
-            listener.send(self.event, self._encode(list(self._kept)), adds=True)
+            listener.send(self.event, self._encode_events(list(self._kept), listener.access), adds=True)
 
     async def tick(self) -> None:
         events = self._own_events() + await self._other_events()
@@ -78,17 +98,27 @@ class TracesFeed(Feed):
         self._kept.extend(events)
         if events or not self._has_sent:
             self._has_sent = True
-            data = self._encode(events)
+            encoded: dict[Rights, bytes] = {}
             for listener in self._listeners:
+                data = encoded.get(listener.rights)
+                if data is None:
+                    data = encoded[listener.rights] = self._encode_events(events, listener.access)
                 listener.send(self.event, data, adds=True)
+
+    def visible(self, state: Any, access: Access) -> object:
+        return state  # an error: `_encode_events` filters the events
 
     async def close(self) -> None:
         for task in self._pending.values():
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
 
-    def _encode(self, events: list[Any]) -> bytes:
-        traced = sorted(self._node.traces.topics)
+    def _encode_events(self, events: list[Any], access: Access) -> bytes:
+        """Encode what a visitor may read of the events."""
+        readable = ReadableTopics(access)
+        traced = sorted(topic for topic in self._node.traces.topics if topic in readable)
+        if not access.is_open:
+            events = [event for event in events if event["topic"] in readable]
         return msgspec.json.encode({"events": events, "traced_topics": traced, "silent_nodes": self._silent})
 
     def _own_events(self) -> list[Any]:
@@ -110,7 +140,9 @@ class TracesFeed(Feed):
             if is_other and broker.id not in self._pending:
                 after = self._after.get(broker.id)
                 page = {"last": FEED_EVENTS_MAX} if after is None else {"after": after, "limit": FEED_EVENTS_MAX}
-                request = get_json(broker.http, "/api/traces", **page, topic=self._topic)
+                # As this node itself: the events are filtered for each listener.
+                caller = self._node.caller()
+                request = get_json(broker.http, "/api/traces", caller=caller, **page, topic=self._topic)
                 self._pending[broker.id] = self._loop.create_task(request)
         if self._pending:
             await asyncio.wait(self._pending.values(), timeout=ANSWER_WAIT_S)

@@ -10,8 +10,10 @@ import msgspec
 
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
 from chronik.node.broker import BrokerState
+from chronik.node.serving.access import Access
 from chronik.web import schemas
 from chronik.web.node_view import NodeView
+from chronik.web.rights import sees_cluster, visible_damages, visible_topics
 
 NAMED_PARTITIONS_MAX = 100
 """How many partitions with problems are listed by name. All of them are counted."""
@@ -31,14 +33,46 @@ def own_view(node: NodeView) -> OwnView:
     return OwnView(node.node_id, node.state, node.disk_error, node.controller_id, damages_view(node))
 
 
-def cluster_view(image: ClusterImage, own: OwnView) -> schemas.Cluster:
+class ClusterScope(NamedTuple):
+    """What is counted for a visitor, and which names it sees."""
+
+    image: ClusterImage
+    own: OwnView
+    topics: list[TopicImage]
+    visible: frozenset[str] | None
+    """The topics whose names are shown; None if all are."""
+
+
+def cluster_scope(image: ClusterImage, own: OwnView, access: Access) -> ClusterScope:
+    """Return what a visitor sees of the cluster.
+
+    As in Kafka's metadata, each sees the nodes. Without DESCRIBE on the cluster, only the topics that the visitor sees
+    are counted, and the state of this node's disk is hidden. Names of hidden topics are never shown.
+    """
+    topics = topics_by_name(image)
+    if access.is_open:
+        return ClusterScope(image, own, topics, None)
+    seen = visible_topics(access, topics)
+    own = own._replace(damages=visible_damages(access, own.damages))
+    if not sees_cluster(access):
+        topics, own = seen, own._replace(disk_error=None)
+    return ClusterScope(image, own, topics, frozenset(topic.name for topic in seen))
+
+
+def cluster_view(scope: ClusterScope) -> schemas.Cluster:
     """Summarise nodes, leaders, and partitions with problems. Runs in any thread, because the image is immutable."""
-    partitions = [(topic.name, partition) for topic in topics_by_name(image) for partition in topic.partitions]
+    image, own, topics, visible = scope
+    partitions = [(topic.name, partition) for topic in topics for partition in topic.partitions]
     leaders = Counter(partition.leader for _, partition in partitions)
     replicas = Counter(node for _, partition in partitions for node in partition.replicas)
     in_sync = Counter(node for _, partition in partitions for node in partition.isr)
-    under_replicated = [f"{name}-{p.partition}" for name, p in partitions if len(p.isr) < len(p.replicas)]
-    leaderless = [f"{name}-{p.partition}" for name, p in partitions if p.leader < 0]
+    under_replicated = [(name, p.partition) for name, p in partitions if len(p.isr) < len(p.replicas)]
+    leaderless = [(name, p.partition) for name, p in partitions if p.leader < 0]
+
+    def named(found: list[tuple[str, int]]) -> list[str]:
+        shown = found if visible is None else [each for each in found if each[0] in visible]
+        return [f"{name}-{partition}" for name, partition in shown[:NAMED_PARTITIONS_MAX]]
+
     return schemas.Cluster(
         cluster_id=image.cluster_id,
         node_id=own.node_id,
@@ -60,12 +94,12 @@ def cluster_view(image: ClusterImage, own: OwnView) -> schemas.Cluster:
             )
             for _, broker in sorted(image.brokers.items())
         ],
-        topics=len(image.topics),
+        topics=len(topics),
         partitions=len(partitions),
         under_replicated=len(under_replicated),
         leaderless=len(leaderless),
-        under_replicated_partitions=under_replicated[:NAMED_PARTITIONS_MAX],
-        leaderless_partitions=leaderless[:NAMED_PARTITIONS_MAX],
+        under_replicated_partitions=named(under_replicated),
+        leaderless_partitions=named(leaderless),
         damages=own.damages,
     )
 
@@ -83,8 +117,7 @@ def topics_by_name(image: ClusterImage) -> list[TopicImage]:
     return [topic for _, topic in sorted(image.topics.items())]
 
 
-def topics_view(image: ClusterImage) -> schemas.Topics:
-    topics = topics_by_name(image)
+def topics_view(topics: list[TopicImage]) -> schemas.Topics:
     return schemas.Topics([schemas.TopicSummary(*topic_fields(topic), len(topic.partitions)) for topic in topics])
 
 

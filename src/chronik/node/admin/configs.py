@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any
 
+from chronik.authorization import acls
+from chronik.client.endpoint import Endpoint
 from chronik.metadata.broker_configs import (
     BROKER_CONFIGS,
     CLUSTER_DEFAULT,
     DYNAMIC_BROKER_CONFIGS,
+    MAX_CONNECTION_CREATION_RATE,
+    MAX_CONNECTIONS_PER_IP,
     STATIC_BROKER_CONFIGS,
     check_broker_configs,
 )
 from chronik.metadata.commands import AlterConfigs
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource, ConfigType, split_list
-from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.image import DEFAULT_LISTENER, BrokerImage, ClusterImage, TopicImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.admin.responses import duplicates, refuse_entries, within
-from chronik.node.config import NodeConfig
+from chronik.node.config import ListenerConfig, NodeConfig
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Values
+from chronik.node.serving.access import Access
+from chronik.node.serving.api import Request, Values
 from chronik.node.topic_settings import Sourced, as_text, broker_values, dynamic_values, topic_values
 from chronik.observe.logging import DEBUG, ERROR, INFO, WARNING, LogLevels
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -40,7 +45,27 @@ class ResourceType(IntEnum):
 
 LOGGER_LEVELS: Mapping[str, int] = {"DEBUG": DEBUG, "INFO": INFO, "WARN": WARNING, "ERROR": ERROR}
 ROOT_LOGGER = "root"
-COMPONENTS = ("controller", "groups", "links", "metadata", "node", "raft", "replication", "storage", "traces")
+COMPONENTS = (
+    "authorizer",
+    "controller",
+    "groups",
+    "links",
+    "metadata",
+    "node",
+    "raft",
+    "replication",
+    "storage",
+    "traces",
+)
+
+
+def require_config_right(access: Access, operation: acls.Operation, resource_type: int, name: str) -> None:
+    """Raise unless the client has the right on the resource whose configs it requests."""
+    if resource_type == ResourceType.TOPIC:
+        access.require(operation, acls.ResourceType.TOPIC, name)
+    else:
+        access.require(operation, acls.ResourceType.CLUSTER)
+
 
 # -- descriptions ------------------------------------------------------------------------------------------------------
 
@@ -67,7 +92,7 @@ def broker_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[V
             if key in BROKER_CONFIGS
         ]
     check_broker_name(name, config)
-    static = _static_values(config, image)
+    static, settings = _static_values(config, image), _connection_settings(config)
     topic_configs = {definition.synonym: definition for definition in TOPIC_CONFIGS.values() if definition.synonym}
     entries: list[Values] = []
     for definition in BROKER_CONFIGS.values():
@@ -77,6 +102,8 @@ def broker_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[V
             values = broker_values(topic_configs[definition.name], config, image)
         else:
             values = dynamic_values(definition.name, config.node_id, image)
+            if definition.name in settings:
+                values.append(Sourced(definition.name, settings[definition.name], ConfigSource.STATIC_BROKER))
             values.append(Sourced(definition.name, definition.default or "", ConfigSource.DEFAULT))
         entries.append(_entry(definition, values, is_read_only=not definition.is_dynamic))
     return entries
@@ -127,12 +154,32 @@ def check_broker_name(name: str, config: NodeConfig) -> None:
         )
 
 
+def _kafka_name(listener: ListenerConfig) -> str:
+    """Return the listener's name as in Kafka's `listeners`, where an unnamed listener has that of its protocol."""
+    return listener.protocol if listener.name == DEFAULT_LISTENER else listener.name
+
+
+def _advertised(config: NodeConfig, registered: BrokerImage | None) -> Iterator[str]:
+    for listener in config.kafka_listeners:
+        address = None if registered is None else registered.address(listener.name)
+        yield f"{_kafka_name(listener)}://{listener.advertised() if address is None else Endpoint(*address)}"
+
+
+def _connection_settings(config: NodeConfig) -> dict[str, str]:
+    """Return the limits of connections that the node was started with, unless they are the defaults."""
+    settings = {
+        MAX_CONNECTIONS_PER_IP: config.connections_max_per_ip,
+        MAX_CONNECTION_CREATION_RATE: config.connection_creation_rate,
+    }
+    return {name: str(value) for name, value in settings.items() if str(value) != BROKER_CONFIGS[name].default}
+
+
 def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
     """Return the node's startup settings under Kafka's names."""
     # If the node was configured to use any free port, only the registration has the real one.
     registered = image.brokers.get(config.node_id)
     values: dict[str, object] = {
-        "advertised.listeners": f"PLAINTEXT://{config.advertised_kafka(registered.port if registered else None)}",
+        "advertised.listeners": ",".join(_advertised(config, registered)),
         "auto.create.topics.enable": config.auto_create_topics,
         "broker.id": config.node_id,
         "broker.rack": config.rack or "",
@@ -145,14 +192,19 @@ def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
         "group.max.size": config.group_max_size,
         "group.min.session.timeout.ms": config.group_min_session_timeout_ms,
         "listen.http": registered.http if registered else "",
-        "listeners": f"PLAINTEXT://{config.kafka_endpoint}",
+        "listeners": ",".join(f"{_kafka_name(each)}://{each.endpoint}" for each in config.kafka_listeners),
         "log.dirs": config.data_folder,
         "max.connections": config.connections_max,
+        "max.connections.per.ip.overrides": ",".join(
+            f"{address}:{count}" for address, count in config.connections_max_per_ip_overrides.items()
+        ),
         "node.id": config.node_id,
         "num.partitions": config.num_partitions,
         "offsets.retention.minutes": config.offsets_retention_minutes,
         "offsets.topic.num.partitions": config.offsets_topic_partitions,
         "producer.id.expiration.ms": config.producer_id_expiration_ms,
+        "quota.window.num": config.quota_window_num,
+        "quota.window.size.seconds": config.quota_window_size_seconds,
         "socket.request.max.bytes": config.frame_bytes_max,
         "transaction.max.timeout.ms": config.transaction_max_timeout_ms,
         "transaction.state.log.num.partitions": config.transaction_state_topic_partitions,
@@ -203,7 +255,7 @@ async def alter_resources(
     runtime: Runtime,
     metadata: MetadataLog,
     host: PartitionHost,
-    message: Any,
+    request: Request,
     change_of: Callable[[Any], Change],
     *,
     replaces_all: bool,
@@ -212,12 +264,14 @@ async def alter_resources(
 
     If `replaces_all`, configs of a resource that the request does not name are unset.
     """
+    message = request.message
     keys = [(resource.resource_type, resource.resource_name) for resource in message.resources]
     repeated = duplicates(keys)
 
     async def alter(resource_type: int, name: str, changes: list[Change]) -> Values:
         if (resource_type, name) in repeated:
             raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
+        require_config_right(request.access, acls.Operation.ALTER_CONFIGS, resource_type, name)
 
         def plan(image: ClusterImage) -> AlterConfigs:
             resource = _Resource(resource_type, name, runtime.config, image)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.plans import Plan
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.runtime import Runtime
+from chronik.node.serving.access import Access
 from chronik.node.serving.api import ErrorValues, Request, Values
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.observe.logging import Logger
@@ -126,19 +128,13 @@ def by_topic(entries: Iterable[tuple[str, Values]]) -> dict[str, list[Values]]:
 
 
 # -- authorized operations ---------------------------------------------------------------------------------------------
-# All operations of a resource, because there is no authorizer. A set of operations is an int32 with bit N set for
-# operation N. The smallest int32 means that they were not requested.
-
-READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = 3, 4, 5, 6, 7, 8
-CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = 9, 10, 11, 12
+# A set of operations is an int32 with bit N set for operation N.
 
 NOT_REQUESTED = -(2**31)
 
 
-def _bits(*operations: int) -> int:
-    return sum(1 << operation for operation in operations)
-
-
-CLUSTER_OPERATIONS = _bits(CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE)
-TOPIC_OPERATIONS = _bits(READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS)
-GROUP_OPERATIONS = _bits(READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS)
+def cluster_operations(access: Access) -> int:
+    """Return the client's operations on the cluster; none if it may not describe the cluster."""
+    if not access.allows(Operation.DESCRIBE, ResourceType.CLUSTER):
+        return 0
+    return access.authorized_operations(ResourceType.CLUSTER)

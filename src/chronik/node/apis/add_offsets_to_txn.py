@@ -7,6 +7,7 @@ Behaviour
 Versions: 2 PRODUCER_FENCED (before that INVALID_PRODUCER_EPOCH), 3 flexible, 4 TRANSACTION_ABORTABLE (not used).
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.coordinators.transaction_service import TransactionService
@@ -20,6 +21,8 @@ FENCED_FROM_VERSION = 2
 
 async def handle(transactions: TransactionService, groups: GroupService, request: Request) -> Values:
     message = request.message
+    request.access.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, message.transactional_id)
+    request.access.require(Operation.READ, ResourceType.GROUP, message.group_id)
     await groups.topic.ensure_exists()
     index = groups.partition_of(message.group_id)
     if index is None:

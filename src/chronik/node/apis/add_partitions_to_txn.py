@@ -12,9 +12,10 @@ TRANSACTION_ABORTABLE (before that INVALID_TXN_STATE). Clients send 0-3.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import is_internal
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.serving.api import Api, Request, Values
@@ -31,12 +32,15 @@ ABORTABLE_FROM_VERSION = 5
 async def handle(transactions: TransactionService, request: Request) -> Values:
     message = request.message
     if request.api_version < MANY_TRANSACTIONS_FROM_VERSION:
+        transactional_id = message.v3_and_below_transactional_id
+        request.access.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         producer = ProducerIdAndEpoch(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
         partitions = _partitions(message.v3_and_below_topics)
-        errors = _refused(partitions)
+        errors = _refused(request, partitions)
         if not errors:
-            errors = await transactions.add_partitions(message.v3_and_below_transactional_id, producer, partitions)
+            errors = await transactions.add_partitions(transactional_id, producer, partitions)
         return {"results_by_topic_v3_and_below": _by_topic(request, errors)}
+    request.access.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
     results = await asyncio.gather(*(_transaction(transactions, each) for each in message.transactions))
     return {
         "error_code": ErrorCode.none,
@@ -58,10 +62,14 @@ async def _transaction(transactions: TransactionService, entry: Any) -> Mapping[
         return dict.fromkeys(partitions, error.code)
 
 
-def _refused(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, ErrorCode]:
-    """Return an error for each partition if one of them is not open to clients, otherwise nothing."""
+def _refused(request: Request, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ErrorCode]:
+    """Return an error for each partition if the client may not write to one of them, otherwise nothing."""
+    allowed = {
+        topic: not is_internal(topic) and request.access.allows(Operation.WRITE, ResourceType.TOPIC, topic)
+        for topic in {topic for topic, _ in partitions}
+    }
     refusals = {
-        (topic, index): ErrorCode.topic_authorization_failed for topic, index in partitions if is_internal(topic)
+        (topic, index): ErrorCode.topic_authorization_failed for topic, index in partitions if not allowed[topic]
     }
     return {each: refusals.get(each, ErrorCode.operation_not_attempted) for each in partitions} if refusals else {}
 

@@ -22,7 +22,7 @@ async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, r
         runtime,
         metadata,
         host,
-        request.message,
+        request,
         lambda config: Change(config.name, Operation.SET, config.value),
         replaces_all=True,
     )

@@ -16,6 +16,7 @@ from chronik.node.admin.responses import by_topic, error_values, propose_within
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
 
 
 async def handle(metadata: MetadataLog, request: Request) -> Values:
@@ -43,4 +44,18 @@ async def handle(metadata: MetadataLog, request: Request) -> Values:
     }
 
 
-API = Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1), on_controller=True)
+def on_error(request: Request, code: ErrorCode) -> Values:
+    refused = error_values(KafkaError(code))
+    return {
+        **refused,
+        "responses": [
+            {
+                "name": topic.name,
+                "partitions": [{"partition_index": entry.partition_index, **refused} for entry in topic.partitions],
+            }
+            for topic in request.message.topics
+        ],
+    }
+
+
+API = Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1), on_error=on_error, on_controller=True)

@@ -6,15 +6,22 @@ Behaviour
 Versions: 2 flexible.
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.admin.responses import refuse_entries
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
 
 
 async def handle(groups: GroupService, request: Request) -> Values:
+    async def delete(name: str) -> ErrorCode:
+        if not request.access.allows(Operation.DELETE, ResourceType.GROUP, name):
+            return ErrorCode.group_authorization_failed
+        return await groups.delete_group(name)
+
     names = dict.fromkeys(request.message.groups_names)
-    return {"results": [{"group_id": name, "error_code": await groups.delete_group(name)} for name in names]}
+    return {"results": [{"group_id": name, "error_code": await delete(name)} for name in names]}
 
 
 API = Api(

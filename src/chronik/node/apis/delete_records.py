@@ -13,6 +13,7 @@ Not supported: internal topics (INVALID_TOPIC_EXCEPTION).
 
 from typing import Any
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import is_internal
 from chronik.node.admin.responses import each_partition, within
 from chronik.node.replicas.partition_host import PartitionHost
@@ -30,9 +31,10 @@ async def handle(runtime: Runtime, host: PartitionHost, request: Request) -> Val
     entries = [
         (
             {"partition_index": partition.partition_index, "low_watermark": NO_LOW_WATERMARK},
-            _delete(host, topic.name, partition, bounded_wait_s(message.timeout)),
+            _delete(host, topic.name, partition, bounded_wait_s(message.timeout), is_allowed),
         )
         for topic in message.topics
+        for is_allowed in (request.access.allows(Operation.DELETE, ResourceType.TOPIC, topic.name),)
         for partition in topic.partitions
     ]
     outcomes = iter(await within(runtime, message.timeout, entries))
@@ -45,7 +47,9 @@ async def handle(runtime: Runtime, host: PartitionHost, request: Request) -> Val
     return {"topics": each_partition(message.topics, outcome)}
 
 
-async def _delete(host: PartitionHost, topic: str, requested: Any, wait_s: float) -> Values:
+async def _delete(host: PartitionHost, topic: str, requested: Any, wait_s: float, is_allowed: bool) -> Values:
+    if not is_allowed:
+        raise KafkaError(ErrorCode.topic_authorization_failed)
     if is_internal(topic):
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
     partition = host.require_leader(topic, requested.partition_index)

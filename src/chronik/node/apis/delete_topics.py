@@ -4,12 +4,14 @@ Behaviour
 - Each topic has its own outcome, answered when the deletion is durable and this node has released the topic's logs, so
   the name can be reused at once. A recreated topic has a new id.
 - An entry has either a topic's name or its id. Both, neither, or a topic that appears twice is INVALID_REQUEST.
-Versions: 4 flexible, 5 error messages, 6 by id.
+- The partitions are charged to the client's `controller_mutation_rate`, as in CreateTopics.
+Versions: 4 flexible, 5 error messages and THROTTLING_QUOTA_EXCEEDED, 6 by id.
 Not supported: deleting internal topics (INVALID_TOPIC_EXCEPTION).
 """
 
 from uuid import UUID
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.commands import DeleteTopic
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.node.admin.responses import duplicates, refuse_entries, within
@@ -17,21 +19,54 @@ from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
+from chronik.node.serving.quotas import ClientQuotas
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 BY_ID_FROM_VERSION = 6
+STRICT_FROM_VERSION = 5
+"""A client of this version knows THROTTLING_QUOTA_EXCEEDED."""
 
 
-async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, request: Request) -> Values:
-    image, topics = metadata.image, _entries(request)
+async def handle(
+    runtime: Runtime, metadata: MetadataLog, host: PartitionHost, quotas: ClientQuotas, request: Request
+) -> Values:
+    quota = quotas.mutations(request, STRICT_FROM_VERSION)
+    image, topics, access = metadata.image, _entries(request), request.access
     repeated = duplicates(_resolved(image, *topic) for topic in topics)
+    listed_twice = duplicates(topics)
+    may_delete_all = access.has(Operation.DELETE, ResourceType.CLUSTER)
+
+    def authorize(name: str | None, topic_id: UUID | None) -> None:
+        if may_delete_all:
+            return
+        if topic_id is not None:
+            name = image.names_by_id.get(topic_id)
+        elif name is not None and image.topic(name) is None:
+            # Whether the topic exists is told only to clients that may describe it.
+            access.require(Operation.DESCRIBE, ResourceType.TOPIC, name)
+            return
+        if name is not None:
+            access.require(Operation.DELETE, ResourceType.TOPIC, name)
+
+    def shown(name: str | None, topic_id: UUID | None) -> str | None:
+        """Return the topic's name, if the request or the client's rights reveal it."""
+        known = None if topic_id is None else image.names_by_id.get(topic_id)
+        if name is None and known is not None and access.sees(ResourceType.TOPIC, known):
+            return known
+        return name
 
     async def delete(name: str | None, topic_id: UUID | None, is_repeated: bool) -> Values:
-        if is_repeated:
+        if (name, topic_id) in listed_twice:
             raise KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request.")
         if (name is None) == (topic_id is None):
             raise KafkaError(ErrorCode.invalid_request, "Give either the topic's name or its id.")
+        authorize(name, topic_id)
+        if is_repeated:
+            # Only for an authorized client: it learns which topic has the id.
+            raise KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request.")
+        if quota is not None:
+            quota.charge(len(_find(metadata.image, name, topic_id).partitions))
         deleted: list[TopicImage] = []
 
         def plan(image: ClusterImage) -> DeleteTopic:
@@ -44,7 +79,10 @@ async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, r
         return {"name": deleted[0].name, "topic_id": deleted[0].id}
 
     entries = [
-        ({"name": name, "topic_id": topic_id}, delete(name, topic_id, _resolved(image, name, topic_id) in repeated))
+        (
+            {"name": shown(name, topic_id), "topic_id": topic_id},
+            delete(name, topic_id, _resolved(image, name, topic_id) in repeated),
+        )
         for name, topic_id in dict.fromkeys(topics)
     ]
     return {"responses": await within(runtime, request.message.timeout, entries)}

@@ -1,13 +1,14 @@
 """DescribeCluster (key 60), versions 0-1.
 
 Behaviour
-- Returns the cluster id, the controller and the live brokers, like Metadata.
-- Authorized operations, if requested, are all that Kafka defines for a cluster, because there is no authorizer.
+- Returns the cluster id, the controller and the live brokers, like Metadata: those that have the listener by which
+  the client came in, with their address there.
+- Authorized operations, if requested, are those of the client; none if it may not describe the cluster.
 Versions: 1 endpoint type.
 Not supported: controller endpoints (MISMATCHED_ENDPOINT_TYPE), because this is a broker's listener.
 """
 
-from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED, error_values
+from chronik.node.admin.responses import NOT_REQUESTED, cluster_operations, error_values
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
@@ -31,10 +32,11 @@ async def handle(metadata: MetadataLog, request: Request) -> Values:
         "cluster_id": image.cluster_id,
         "controller_id": metadata.controller_id,
         "brokers": [
-            {"broker_id": live.id, "host": live.host, "port": live.port, "rack": live.rack}
+            {"broker_id": live.id, "host": address[0], "port": address[1], "rack": live.rack}
             for live in image.live_brokers()
+            if (address := live.address(request.listener)) is not None
         ],
-        "cluster_authorized_operations": CLUSTER_OPERATIONS
+        "cluster_authorized_operations": cluster_operations(request.access)
         if message.include_cluster_authorized_operations
         else NOT_REQUESTED,
     }

@@ -11,6 +11,7 @@ Not supported: configs of groups and client metrics (INVALID_REQUEST).
 
 from typing import Any
 
+from chronik.authorization.acls import Operation
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.configs import (
     ResourceType,
@@ -18,6 +19,7 @@ from chronik.node.admin.configs import (
     check_broker_name,
     chosen,
     logger_entries,
+    require_config_right,
     topic_entries,
 )
 from chronik.node.admin.responses import error_values
@@ -29,13 +31,15 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 async def handle(config: NodeConfig, metadata: MetadataLog, request: Request) -> Values:
+    resources = request.message.resources
+    return {"results": [_describe(config, metadata.image, request, resource) for resource in resources]}
+
+
+def _describe(config: NodeConfig, image: ClusterImage, request: Request, resource: Any) -> Values:
     message = request.message
-    return {"results": [_describe(config, metadata.image, message, resource) for resource in message.resources]}
-
-
-def _describe(config: NodeConfig, image: ClusterImage, message: Any, resource: Any) -> Values:
     named = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
     try:
+        require_config_right(request.access, Operation.DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name)
         entries = chosen(
             _entries(config, image, resource.resource_type, resource.resource_name),
             resource.configuration_keys,

@@ -6,8 +6,9 @@ Behaviour
 Versions: 1 throttling, 3 authorized operations, 4 static members, 5 flexible, 6 error messages.
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.groups.group import GroupState
-from chronik.node.admin.responses import GROUP_OPERATIONS, refuse_entries
+from chronik.node.admin.responses import refuse_entries
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
@@ -19,13 +20,16 @@ FIRST_VERSION_WITH_NOT_FOUND = 6
 async def handle(groups: GroupService, request: Request) -> Values:
     answered = []
     for group_id in request.message.groups:
+        if not request.access.allows(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+            answered.append({"group_id": group_id, "error_code": ErrorCode.group_authorization_failed})
+            continue
         described = await groups.describe(group_id)
         is_dead = described["group_state"] == GroupState.DEAD
         if is_dead and request.api_version >= FIRST_VERSION_WITH_NOT_FOUND:
             described["error_code"] = ErrorCode.group_id_not_found
             described["error_message"] = f"Group {group_id} not found."
         elif getattr(request.message, "include_authorized_operations", False) and not is_dead:
-            described["authorized_operations"] = GROUP_OPERATIONS
+            described["authorized_operations"] = request.access.authorized_operations(ResourceType.GROUP, group_id)
         answered.append(described)
     return {"groups": answered}
 

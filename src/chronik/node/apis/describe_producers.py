@@ -9,6 +9,9 @@ Not supported: -
 
 from __future__ import annotations
 
+from typing import Any
+
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
@@ -20,15 +23,13 @@ NONE = -1
 
 
 async def handle(host: PartitionHost, request: Request) -> Values:
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [_partition(host, topic.name, index) for index in topic.partition_indexes],
-            }
-            for topic in request.message.topics
-        ]
-    }
+    def partitions(topic: Any) -> list[Values]:
+        if request.access.allows(Operation.READ, ResourceType.TOPIC, topic.name):
+            return [_partition(host, topic.name, index) for index in topic.partition_indexes]
+        refused = {"error_code": ErrorCode.topic_authorization_failed, "active_producers": []}
+        return [{"partition_index": index, **refused} for index in topic.partition_indexes]
+
+    return {"topics": [{"name": topic.name, "partitions": partitions(topic)} for topic in request.message.topics]}
 
 
 def _partition(host: PartitionHost, topic: str, index: int) -> Values:

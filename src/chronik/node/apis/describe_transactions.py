@@ -6,8 +6,10 @@ Behaviour
 - TRANSACTIONAL_ID_NOT_FOUND for an unknown id; NOT_COORDINATOR if another node coordinates it.
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.admin.responses import refuse_entries
 from chronik.node.coordinators.transaction_service import TransactionService
+from chronik.node.serving.access import Access
 from chronik.node.serving.api import Api, Request, Values
 from chronik.transactions.transaction import TransactionMetadata
 from chronik.wire.api import ApiKey
@@ -15,22 +17,28 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 async def handle(transactions: TransactionService, request: Request) -> Values:
-    return {"transaction_states": [_describe(transactions, each) for each in request.message.transactional_ids]}
+    return {
+        "transaction_states": [
+            _describe(transactions, request.access, each) for each in request.message.transactional_ids
+        ]
+    }
 
 
-def _describe(transactions: TransactionService, transactional_id: str) -> Values:
+def _describe(transactions: TransactionService, access: Access, transactional_id: str) -> Values:
     try:
+        access.require(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         error, state = transactions.describe(transactional_id)
     except KafkaError as refusal:
         error, state = refusal.code, None
     values: Values = {"error_code": error, "transactional_id": transactional_id}
-    return values if state is None or error is not ErrorCode.none else {**values, **_described(state)}
+    return values if state is None or error is not ErrorCode.none else {**values, **_described(state, access)}
 
 
-def _described(state: TransactionMetadata) -> Values:
+def _described(state: TransactionMetadata, access: Access) -> Values:
     by_topic: dict[str, list[int]] = {}
     for topic, index in sorted(state.partitions):
-        by_topic.setdefault(topic, []).append(index)
+        if access.sees(ResourceType.TOPIC, topic):
+            by_topic.setdefault(topic, []).append(index)
     return {
         "transaction_state": state.state.label,
         "transaction_timeout": state.timeout_ms,

@@ -60,4 +60,18 @@ def _all(image: ClusterImage) -> list[Key]:
     ]
 
 
-API = Api(ApiKey.ELECT_LEADERS, (0, 2), on_controller=True)
+def on_error(request: Request, code: ErrorCode) -> Values:
+    # Version 0 has no error of the whole request.
+    return {
+        "error_code": code,
+        "replica_election_results": [
+            {
+                "topic": topic.topic,
+                "partition_result": [{"partition_id": index, "error_code": code} for index in topic.partitions],
+            }
+            for topic in request.message.topic_partitions or ()
+        ],
+    }
+
+
+API = Api(ApiKey.ELECT_LEADERS, (0, 2), on_error=on_error, on_controller=True)

@@ -11,6 +11,7 @@ Versions: 2 PRODUCER_FENCED (before that INVALID_PRODUCER_EPOCH), 3 flexible, 4 
 transaction version 2 (KIP-890).
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.transactions.coordinator import ProducerIdAndEpoch
@@ -24,6 +25,7 @@ EPOCH_BUMP_FROM_VERSION = 5
 
 async def handle(transactions: TransactionService, request: Request) -> Values:
     message = request.message
+    request.access.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, message.transactional_id)
     values = await transactions.end(
         message.transactional_id,
         ProducerIdAndEpoch(message.producer_id, message.producer_epoch),

@@ -14,6 +14,8 @@ Behaviour
 - A consumer with a rack is redirected to an in-sync replica there (KIP-392), which serves up to its own watermark.
 - Errors caused by old metadata include the current leader (KIP-951). If the client's epoch is not old, the leader is
   also the preferred read replica, for librdkafka.
+- A response that exceeds the client's quota is replaced by one without partitions, with the throttle time (KIP-219).
+  The limit of a response is the quota of all windows, so that a consumer always makes progress.
 - Replicas of this cluster use their own kind of session, see `replica_sessions`.
 Versions: 5 log start offset, 7 sessions, 9 leader epoch, 11 follower reads, 12 flexible and diverging epochs, 13 topic
 ids, 15 replica state, 16 node endpoints, 17 directory ids, 18 the follower's watermark.
@@ -29,6 +31,7 @@ from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import ClusterImage
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition import ColdOutcomes, ColdRead, Partition, is_damage, run_cold_reads
@@ -61,6 +64,7 @@ FOLLOWER_READS_FROM_VERSION = 11
 NODE_ENDPOINTS_FROM_VERSION = 16
 OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 WAIT_MS_MAX = 5 * 60 * 1000
+UNLIMITED_BYTES = 2**63
 
 AbortedTransactions: TypeAlias = "list[AbortedTransaction]"
 
@@ -79,6 +83,10 @@ class Services:
 def handle(node: Services, request: Request, reply: Reply) -> None:
     fetch = read_fetch_request(request.api_version, request.frame, request.body_at)
     if fetch.replica_id >= 0:
+        access = request.access
+        if not (access.is_open or access.allows(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)):
+            _refuse_replica(request, reply, fetch)
+            return
         if node.host.is_open:
             node.host.replica_sessions.handle(request, reply, fetch)
         else:
@@ -86,12 +94,29 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
             reply.send(write_fetch_response(request.api_version, ErrorCode.broker_not_available, NO_SESSION, []))
         return
     try:
-        session, incremental = node.fetch_sessions.resolve(fetch, request.started_s)
+        session, incremental = node.fetch_sessions.resolve(fetch, request.started_s, request.access.principal)
     except KafkaError as error:
         reply.failed = True
         reply.send(write_fetch_response(request.api_version, error.code, NO_SESSION, []))
         return
     PendingFetch(node, request, reply, fetch, session, incremental).start()
+
+
+def _refuse_replica(request: Request, reply: Reply, fetch: FetchRequest) -> None:
+    """Refuse all partitions of a client that claims to be a replica."""
+    topics = [
+        (
+            topic.name,
+            topic.topic_id,
+            [
+                FetchPartitionResponse(requested.partition, error_code=ErrorCode.topic_authorization_failed)
+                for requested in topic.partitions
+            ],
+        )
+        for topic in fetch.topics
+    ]
+    reply.failed = True
+    reply.send(write_fetch_response(request.api_version, 0, NO_SESSION, topics))
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +141,8 @@ class PendingFetch:
     _is_over: bool = False
     _is_full: bool = False
     """The response cannot grow by waiting: the limits are reached, or the consumer should read elsewhere."""
+    _quota_bytes_max: int = UNLIMITED_BYTES
+    """What the client's quota allows in a response."""
     _is_settling: bool = False
     """A partition's new leader may have the data in a moment."""
     _trace: FetchTrace | None = None
@@ -132,7 +159,13 @@ class PendingFetch:
         self._entries = self._requested()
         self._is_read_committed = fetch.isolation_level == READ_COMMITTED
         # Never wait for more bytes than the limits allow in a response.
-        self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed())
+        limits = self._request.limits
+        quota_bytes_max = None if limits is None else limits.fetch_bytes_max
+        if quota_bytes_max is not None:
+            self._quota_bytes_max = quota_bytes_max
+        self._min_bytes = min(
+            fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed(), self._quota_bytes_max
+        )
         if node.runtime.traces.topics:
             self._trace = self._traced()
 
@@ -153,6 +186,10 @@ class PendingFetch:
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        limits = self._request.limits
+        if limits is not None and limits.is_over():
+            self._answer([])
+            return
         responses, size_bytes, failed, cold = self._read()
         if cold:
             self._read_cold(responses, cold)
@@ -216,6 +253,13 @@ class PendingFetch:
         if self._is_over or self._reading:
             return
         self._stop_waiting()
+        limits = self._request.limits
+        if limits is None:
+            self._read_again()
+        else:
+            limits.run(self._read_again)
+
+    def _read_again(self) -> None:
         responses, _, _, cold = self._read()
         if cold:
             self._read_cold(responses, cold)
@@ -245,17 +289,18 @@ class PendingFetch:
 
     def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[ColdRead]]:
         """Read every partition up to the size limit. Reads that miss the page cache are returned as jobs instead."""
-        left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed())
+        left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed(), self._quota_bytes_max)
         responses: list[FetchPartitionResponse] = []
         size_bytes = 0
         failed = False
         cold: list[ColdRead] = []
+        allowed: dict[str, bool] | None = None if self._request.access.is_open else {}
         for key, requested in self._entries:
             response = FetchPartitionResponse(requested.partition)
             responses.append(response)
             partition: Partition | None = None
             try:
-                partition = self._require(key, requested)
+                partition = self._require(key, requested, allowed)
                 response.high_watermark = partition.visible_end_offset
                 response.last_stable_offset = partition.last_stable_offset
                 response.log_start_offset = partition.log_start_offset
@@ -283,11 +328,20 @@ class PendingFetch:
                 response.error_code = ErrorCode.unknown_server_error
         return responses, size_bytes, failed, cold
 
-    def _require(self, key: PartitionKey, requested: FetchPartition) -> Partition:
-        """Return the partition if this node may serve it: as the leader, or as a follower for a client with a rack."""
+    def _require(self, key: PartitionKey, requested: FetchPartition, allowed: dict[str, bool] | None) -> Partition:
+        """Return the partition if this node may serve it: as the leader, or as a follower for a client with a rack.
+
+        `allowed` has the decisions of this read by topic, None if every client may read. Each read decides again, also
+        for partitions that only the session names: a right that was withdrawn ends with the next fetch at the latest.
+        """
         name, index = self._name(key), key[1]
         if name is None:
             raise KafkaError(ErrorCode.unknown_topic_id)
+        if allowed is not None:
+            if name not in allowed:
+                allowed[name] = self._request.access.allows(Operation.READ, ResourceType.TOPIC, name)
+            if not allowed[name]:
+                raise KafkaError(ErrorCode.topic_authorization_failed)
         partition = self._node.host.partitions.get((name, index))
         if partition is None or not partition.leads:
             may_follow = self._request.api_version >= FOLLOWER_READS_FROM_VERSION and self._fetch.rack_id
@@ -461,6 +515,12 @@ class PendingFetch:
     def _answer(self, responses: list[FetchPartitionResponse]) -> None:
         self._is_over = True
         session = self._session
+        limits, throttle_ms = self._request.limits, 0
+        if limits is not None:
+            throttle_ms, may_carry = limits.fetched(sum(len(response.records) for response in responses))
+            if not may_carry:
+                self._answer_empty(throttle_ms)
+                return
         topics: dict[tuple[str | None, bytes | None], list[FetchPartitionResponse]] = {}
         failed = False
         for (key, _), response in zip(self._entries, responses, strict=True):
@@ -481,7 +541,8 @@ class PendingFetch:
             0,
             session.id if session is not None else NO_SESSION,
             named,
-            node_endpoints=self._endpoints(responses) if failed else (),
+            throttle_ms,
+            self._endpoints(responses) if failed else (),
         )
         self._reply.failed = failed
         if self._trace is not None:
@@ -490,6 +551,19 @@ class PendingFetch:
         node.runtime.metrics.bytes_out += sum(len(part) for part in body)
         node.runtime.metrics.fetch.observe(node.runtime.loop.time() - self._request.started_s)
         self._reply.send(body)
+
+    def _answer_empty(self, throttle_ms: int) -> None:
+        """Answer without any partition, and keep the session as it is: the client fetches the same again."""
+        session, node = self._session, self._node
+        if session is not None and not self._incremental:
+            # A client takes an empty first response for a session that was not created.
+            node.fetch_sessions.forget(session.id, session.principal)
+            session = None
+        session_id = NO_SESSION if session is None else session.id
+        if self._trace is not None:
+            self._trace.served([FetchPartitionResponse(requested.partition) for _, requested in self._entries])
+        node.runtime.metrics.fetch.observe(node.runtime.loop.time() - self._request.started_s)
+        self._reply.send(write_fetch_response(self._request.api_version, 0, session_id, [], throttle_ms))
 
     def _endpoints(self, responses: list[FetchPartitionResponse]) -> list[tuple[int, str, int, str | None]]:
         """Set the current leader in each response with an old-metadata error; return these leaders' addresses."""
@@ -508,7 +582,9 @@ class PendingFetch:
                     # librdkafka can fetch from another node than the leader that it knows, and then ignores the hint
                     # and Metadata until another node leads (its pull request 5593). It follows a read replica.
                     response.preferred_read_replica = broker.id
-                endpoints[broker.id] = (broker.id, broker.host, broker.port, broker.rack)
+                address = broker.address(self._request.listener)
+                if address is not None:
+                    endpoints[broker.id] = (broker.id, *address, broker.rack)
         return list(endpoints.values())
 
 

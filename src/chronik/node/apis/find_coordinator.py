@@ -6,13 +6,17 @@ Behaviour
   request creates that topic.
 - COORDINATOR_NOT_AVAILABLE while the topic cannot be created, the partition has no leader, or this node has no lease
   and may not know the leader. Clients then retry, also at other nodes.
+- The address is that of the listener by which the client came in; COORDINATOR_NOT_AVAILABLE if the coordinator has no
+  such listener.
 Versions: 1 key type, 3 flexible, 4 many keys at once, each with its own error, 5 and 6 as 4.
 Not supported: share groups (type 2).
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.admin.responses import error_values
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.coordinators.transaction_service import TransactionService
+from chronik.node.serving.access import REFUSALS
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -20,28 +24,41 @@ from chronik.wire.errors import ErrorCode, KafkaError
 GROUP = 0
 TRANSACTION = 1
 FIRST_VERSION_WITH_MANY_KEYS = 4
+RESOURCES = {GROUP: ResourceType.GROUP, TRANSACTION: ResourceType.TRANSACTIONAL_ID}
 NO_COORDINATOR: Values = {"node_id": -1, "host": "", "port": -1}
 
 
 async def handle(groups: GroupService, transactions: TransactionService, request: Request) -> Values:
     message = request.message
     services: dict[int, GroupService | TransactionService] = {GROUP: groups, TRANSACTION: transactions}
-    service = services.get(getattr(message, "key_type", GROUP))
+    key_type = getattr(message, "key_type", GROUP)
+
+    async def find(key: str) -> Values:
+        resource_type = RESOURCES.get(key_type)
+        if resource_type is not None and not request.access.allows(Operation.DESCRIBE, resource_type, key):
+            return {"key": key, **error_values(KafkaError(REFUSALS[resource_type])), **NO_COORDINATOR}
+        return await _find(services.get(key_type), key, request.listener)
+
     if request.api_version < FIRST_VERSION_WITH_MANY_KEYS:
-        coordinator = await _find(service, message.key)
+        coordinator = await find(message.key)
         del coordinator["key"]
         return coordinator
-    return {"coordinators": [await _find(service, key) for key in message.coordinator_keys]}
+    return {"coordinators": [await find(key) for key in message.coordinator_keys]}
 
 
-async def _find(service: GroupService | TransactionService | None, key: str) -> Values:
+async def _find(service: GroupService | TransactionService | None, key: str, listener: str) -> Values:
     try:
         if service is None:
             raise KafkaError(ErrorCode.invalid_request, "Only coordinators of groups and transactions are supported.")
         leader = await service.coordinator_of(key)
+        address = leader.address(listener)
+        if address is None:
+            raise KafkaError(
+                ErrorCode.coordinator_not_available, f"Broker {leader.id}, the coordinator, has no listener {listener}."
+            )
     except KafkaError as error:
         return {"key": key, **error_values(error), **NO_COORDINATOR}
-    return {"key": key, **error_values(None), "node_id": leader.id, "host": leader.host, "port": leader.port}
+    return {"key": key, **error_values(None), "node_id": leader.id, "host": address[0], "port": address[1]}
 
 
 def on_error(request: Request, code: ErrorCode) -> Values:

@@ -7,6 +7,7 @@ Behaviour
 Versions: 3 static members, 4 flexible.
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
@@ -14,6 +15,7 @@ from chronik.wire.api import ApiKey
 
 async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
+    request.access.require(Operation.READ, ResourceType.GROUP, message.group_id)
     instance_id = getattr(message, "group_instance_id", None)
     error = groups.heartbeat(message.group_id, message.member_id, message.generation_id, instance_id)
     return {"error_code": error}

@@ -23,7 +23,7 @@ async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, r
         runtime,
         metadata,
         host,
-        request.message,
+        request,
         lambda config: Change(config.name, config.config_operation, config.value),
         replaces_all=False,
     )

@@ -14,6 +14,7 @@ Not supported: 6 (two-phase commit).
 
 from datetime import timedelta
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.serving.api import Api, Request, Values
@@ -26,7 +27,14 @@ FENCED_FROM_VERSION = 4
 
 
 async def handle(producer_ids: ProducerIds, transactions: TransactionService, request: Request) -> Values:
-    message = request.message
+    message, access = request.message, request.access
+    if message.transactional_id is not None:
+        access.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, message.transactional_id)
+    elif not (
+        access.has(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER)
+        or access.allows_any(Operation.WRITE, ResourceType.TOPIC)
+    ):
+        raise KafkaError(ErrorCode.cluster_authorization_failed)
     known_id = getattr(message, "producer_id", -1)
     known_epoch = getattr(message, "producer_epoch", -1)
     if message.transactional_id is not None:

@@ -16,6 +16,7 @@ Versions: 1 rebalance timeout (before: the session timeout), 4 MEMBER_ID_REQUIRE
 
 from datetime import timedelta
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.groups.member import JoinRequest
 from chronik.groups.rebalance import join_error
 from chronik.node.coordinators.group_service import GroupService
@@ -32,6 +33,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 async def handle(groups: GroupService, log: Logger, request: Request) -> Values:
     message = request.message
+    request.access.require(Operation.READ, ResourceType.GROUP, message.group_id)
     session_timeout_ms = message.session_timeout // _MILLISECOND
     rebalance_timeout_ms = getattr(message, "rebalance_timeout", -_MILLISECOND) // _MILLISECOND
     instance_id = getattr(message, "group_instance_id", None)

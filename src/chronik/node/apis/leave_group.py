@@ -8,6 +8,7 @@ Behaviour
 Versions: 3 many members, 4 flexible, 5 reason (logged at debug).
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
 from chronik.observe.logging import Logger
@@ -19,6 +20,7 @@ FIRST_VERSION_WITH_MANY_MEMBERS = 3
 
 async def handle(groups: GroupService, log: Logger, request: Request) -> Values:
     message = request.message
+    request.access.require(Operation.READ, ResourceType.GROUP, message.group_id)
     if request.api_version < FIRST_VERSION_WITH_MANY_MEMBERS:
         left = await groups.leave(message.group_id, [(message.member_id, None)])
         error = left["error_code"]

@@ -26,6 +26,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
@@ -60,9 +61,12 @@ async def handle(node: Services, request: Request) -> Values:
     is_read_committed = not is_debugging and getattr(request.message, "isolation_level", 0) == READ_COMMITTED
     for topic in request.message.topics:
         partitions = []
+        is_allowed = request.access.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         for requested in topic.partitions:
             values = _unknown(requested.partition_index, ErrorCode.none)
             try:
+                if not is_allowed:
+                    raise KafkaError(ErrorCode.topic_authorization_failed)
                 if requested.timestamp >= 0 and request.api_version < TIMES_FROM_VERSION:
                     raise KafkaError(ErrorCode.unsupported_version, "version 0 does not support timestamps")
                 partition = _hosted(node, topic.name, requested.partition_index, is_debugging)

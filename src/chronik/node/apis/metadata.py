@@ -6,15 +6,27 @@ Behaviour
 - A topic that does not exist is created if the node's `auto_create_topics` and the request allow it, and the response
   contains its leaders.
 - If a leader has just failed, the response waits briefly for its successor, and still lists the failed node.
-- A replica is offline if its node is down.
+- Brokers have the address of the listener by which the client came in. A broker that lacks it is not listed; the
+  partitions that it leads have no leader and LISTENER_NOT_FOUND (before v6 LEADER_NOT_AVAILABLE).
+- A replica is offline if its node is down, or lacks that listener.
 Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible,
 10 topic ids, 12 topics by id, 13 top-level error.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
-from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, ClusterImage, TopicImage, check_topic_name
-from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS, find_topic
+from chronik.authorization.acls import Operation, ResourceType
+from chronik.metadata.image import (
+    NO_LEADER,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    ClusterImage,
+    TopicImage,
+    check_topic_name,
+)
+from chronik.node.admin.responses import NOT_REQUESTED, cluster_operations, find_topic
 from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
@@ -25,6 +37,8 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
+
+FIRST_VERSION_WITH_LISTENER_ERROR = 6
 
 
 class Services(NamedTuple):
@@ -40,51 +54,75 @@ class Services(NamedTuple):
 
 
 async def handle(node: Services, request: Request) -> Values:
-    message = request.message
+    message, access = request.message, request.access
     requested = message.topics
     if requested is None or (request.api_version == 0 and not requested):
         await node.departures.wait_for_failover(None)
         image = node.metadata.image
-        topics = [_described(image, topic) for _, topic in sorted(image.topics.items())]
+        absent = _Absent.on(image, request)
+        topics = [
+            _described(image, topic, absent)
+            for name, topic in sorted(image.topics.items())
+            if access.sees(ResourceType.TOPIC, name)
+        ]
     else:
         found = [find_topic(node.metadata.image, entry) for entry in requested]
         names = [entry.name if topic is None else topic.name for entry, topic in zip(requested, found, strict=True)]
-        await node.departures.wait_for_failover([name for name in names if name is not None])
+        seen = [name is None or access.allows(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names]
+        await node.departures.wait_for_failover(
+            [name for name, is_seen in zip(names, seen, strict=True) if name is not None and is_seen]
+        )
         may_create = getattr(message, "allow_auto_topic_creation", True) and node.config.auto_create_topics
-        topics = [await _find(node, entry, may_create) for entry in requested]
+        # The response to a topic that the client may not see does not depend on whether the topic exists.
+        topics = [
+            await _find(node, request, entry, may_create)
+            if is_seen
+            else _failed(entry.name, _requested_id(entry), ErrorCode.topic_authorization_failed)
+            for entry, is_seen in zip(requested, seen, strict=True)
+        ]
     if getattr(message, "include_topic_authorized_operations", False):
         for topic in topics:
             if topic["error_code"] is ErrorCode.none:
-                topic["topic_authorized_operations"] = TOPIC_OPERATIONS
+                topic["topic_authorized_operations"] = access.authorized_operations(ResourceType.TOPIC, topic["name"])
     with_operations = getattr(message, "include_cluster_authorized_operations", False)
     image = node.metadata.image
     return {
         "brokers": [
-            {"node_id": member.id, "host": member.host, "port": member.port, "rack": member.rack}
+            {"node_id": member.id, "host": address[0], "port": address[1], "rack": member.rack}
             for member in node.departures.listed_brokers()
+            if (address := member.address(request.listener)) is not None
         ],
         "cluster_id": image.cluster_id,
         "controller_id": node.metadata.controller_id,
-        "cluster_authorized_operations": CLUSTER_OPERATIONS if with_operations else NOT_REQUESTED,
+        "cluster_authorized_operations": cluster_operations(access) if with_operations else NOT_REQUESTED,
         "topics": topics,
     }
 
 
-async def _find(node: Services, entry: Any, may_create: bool) -> Values:
-    topic = find_topic(node.metadata.image, entry)
+async def _find(node: Services, request: Request, entry: Any, may_create: bool) -> Values:
+    image = node.metadata.image
+    topic = find_topic(image, entry)
     if topic is not None:
-        return _described(node.metadata.image, topic)
+        return _described(image, topic, _Absent.on(image, request))
     name = entry.name
     if name is None:
         return _failed(None, entry.topic_id, ErrorCode.unknown_topic_id)
     try:
+        access = request.access
+        if may_create and not access.has(Operation.CREATE, ResourceType.CLUSTER):
+            access.require(Operation.CREATE, ResourceType.TOPIC, name)
         check_topic_name(name)
         if not may_create:
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
         created = await _create(node, name)
-        return _described(node.metadata.image, created)
+        image = node.metadata.image
+        return _described(image, created, _Absent.on(image, request))
     except KafkaError as error:
         return _failed(name, None, error.code)
+
+
+def _requested_id(entry: Any) -> object:
+    return getattr(entry, "topic_id", None) if entry.name is None else None
 
 
 async def _create(node: Services, name: str) -> TopicImage:
@@ -113,7 +151,36 @@ def _failed(name: str | None, topic_id: object, code: ErrorCode) -> Values:
     return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": []}
 
 
-def _described(image: ClusterImage, topic: TopicImage) -> Values:
+class _Absent(NamedTuple):
+    """The live brokers that lack the client's listener, and the error of the partitions that they lead."""
+
+    brokers: frozenset[int]
+    error: ErrorCode
+
+    @classmethod
+    def on(cls, image: ClusterImage, request: Request) -> _Absent:
+        listener = request.listener
+        brokers = frozenset(
+            broker.id for broker in image.brokers.values() if not broker.is_fenced and broker.address(listener) is None
+        )
+        names_listener = request.api_version >= FIRST_VERSION_WITH_LISTENER_ERROR
+        return cls(brokers, ErrorCode.listener_not_found if names_listener else ErrorCode.leader_not_available)
+
+
+def _described(image: ClusterImage, topic: TopicImage, absent: _Absent) -> Values:
+    values = _described_for_all(image, topic)
+    if absent.brokers:
+        for partition in values["partitions"]:
+            replicas = partition["replica_nodes"]
+            partition["offline_replicas"] = [
+                replica for replica in replicas if replica in absent.brokers or not image.is_live(replica)
+            ]
+            if partition["leader_id"] in absent.brokers:
+                partition |= {"leader_id": NO_LEADER, "error_code": absent.error}
+    return values
+
+
+def _described_for_all(image: ClusterImage, topic: TopicImage) -> Values:
     return {
         "error_code": ErrorCode.none,
         "name": topic.name,

@@ -14,6 +14,7 @@ not checked), 10 topic ids.
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.groups.records import CommittedOffset, TopicPartition
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.responses import find_topic, topic_key
@@ -23,6 +24,7 @@ from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
+FIRST_VERSION_WITH_TOP_LEVEL_ERROR = 2
 FIRST_VERSION_WITH_MANY_GROUPS = 8
 FIRST_VERSION_WITH_TOPIC_IDS = 10
 NO_OFFSET = -1
@@ -38,25 +40,40 @@ async def handle(groups: GroupService, metadata: MetadataLog, request: Request) 
         return {"groups": [await _group(groups, metadata, request, group) for group in message.groups]}
     fetched = await _group(groups, metadata, request, message)
     del fetched["group_id"]
-    if fetched["error_code"] is not ErrorCode.none and message.topics is not None:
+    if fetched["error_code"] is not ErrorCode.none and version < FIRST_VERSION_WITH_TOP_LEVEL_ERROR:
         return _failed_topics(message.topics, fetched["error_code"])
     return fetched
 
 
 async def _group(groups: GroupService, metadata: MetadataLog, request: Request, group: Any) -> Values:
     """Return one group's offsets. `group` is a group of the request, or the request itself before version 8."""
+    access = request.access
+    if not access.allows(Operation.DESCRIBE, ResourceType.GROUP, group.group_id):
+        return {"group_id": group.group_id, "error_code": ErrorCode.group_authorization_failed, "topics": []}
     requires_stable = getattr(request.message, "require_stable", False)
+    refused: set[str] = set()
     topics: list[RequestedTopic] = []
     partitions: list[TopicPartition] | None = None
     if group.topics is not None:
         topics = [(topic_key(topic), _name(metadata.image, topic), topic.partition_indexes) for topic in group.topics]
-        partitions = [(name, index) for _, name, indexes in topics if name is not None for index in indexes]
+        names = {name for _, name, _ in topics if name is not None}
+        refused = {name for name in names if not access.allows(Operation.DESCRIBE, ResourceType.TOPIC, name)}
+        partitions = [
+            (name, index)
+            for _, name, indexes in topics
+            if name is not None and name not in refused
+            for index in indexes
+        ]
     error, committed = await groups.committed(group.group_id, partitions)
     if error is not ErrorCode.none:
         return {"group_id": group.group_id, "error_code": error, "topics": []}
     unstable = groups.unstable_partitions(group.group_id) if requires_stable else set()
     if group.topics is None:
-        topics = _all_topics(metadata.image, request.api_version, committed)
+        topics = [
+            topic
+            for topic in _all_topics(metadata.image, request.api_version, committed)
+            if topic[1] is not None and access.sees(ResourceType.TOPIC, topic[1])
+        ]
     return {
         "group_id": group.group_id,
         "error_code": ErrorCode.none,
@@ -66,6 +83,8 @@ async def _group(groups: GroupService, metadata: MetadataLog, request: Request, 
                 "partitions": [
                     _failed(index, ErrorCode.unknown_topic_id)
                     if name is None
+                    else _failed(index, ErrorCode.topic_authorization_failed)
+                    if name in refused
                     else _failed(index, ErrorCode.unstable_offset_commit)
                     if (name, index) in unstable
                     else _partition(index, committed.get((name, index)))
@@ -127,8 +146,10 @@ def _failed_topics(topics: Iterable[Any], error: ErrorCode) -> Values:
 
 def on_error(request: Request, code: ErrorCode) -> Values:
     message = request.message
+    if request.api_version < FIRST_VERSION_WITH_TOP_LEVEL_ERROR:
+        return _failed_topics(message.topics, code)
     if request.api_version < FIRST_VERSION_WITH_MANY_GROUPS:
-        return _failed_topics(message.topics or (), code)
+        return {"error_code": code, "topics": []}
     return {"groups": [{"group_id": group.group_id, "error_code": code, "topics": []} for group in message.groups]}
 
 

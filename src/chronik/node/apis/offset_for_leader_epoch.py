@@ -9,6 +9,7 @@ Versions: 3 replica id, 4 flexible.
 
 from typing import Any
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.admin.responses import each_partition, refuse_partitions
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.serving.api import Api, Request, Values
@@ -16,7 +17,12 @@ from chronik.wire.api import ApiKey
 
 
 async def handle(host: PartitionHost, request: Request) -> Values:
+    access = request.access
+    is_replica = access.has(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
+
     def epoch_end(topic: Any, requested: Any) -> Values:
+        if not is_replica:
+            access.require(Operation.DESCRIBE, ResourceType.TOPIC, topic.topic)
         partition = host.require_leader(topic.topic, requested.partition)
         partition.check_leader_epoch(requested.current_leader_epoch)
         epoch, end_offset = partition.log.end_offset_for_epoch(requested.leader_epoch)

@@ -13,6 +13,7 @@ Behaviour
 - A transactional batch needs a transactional id in the request (TRANSACTIONAL_ID_AUTHORIZATION_FAILED). The first batch
   of a transaction in a partition waits until the coordinator has confirmed the transaction (KIP-890); later batches of
   the producer wait for it. From version 12 on, the batch itself adds the partition to the transaction.
+- A request over the client's quota is carried out; its response has the throttle time (KIP-219).
 - If the coordinator cannot answer, the error is NOT_ENOUGH_REPLICAS, which every client retries. Before version 12 this
   includes CONCURRENT_TRANSACTIONS. Before version 11, TRANSACTION_ABORTABLE is INVALID_TXN_STATE.
 Versions: 3 batch format 2 and transactional id, 5 log start offset, 7 zstd, 8 error messages, 9 flexible, 10 current
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import TopicImage
 from chronik.node.forwarding.forwarding import FORWARDED_VERSION, ForwardedBatch, ForwardedRequest, Forwarding
 from chronik.node.membership.metadata_log import MetadataLog
@@ -35,18 +37,20 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.verification import ProducedTransaction, UnverifiedBatch, Verification
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
+from chronik.node.serving.access import Access
 from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Reply, Request
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.held_bytes import HeldBytes
 from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import read_batch_header
+from chronik.wire.batch import HEADER_BYTES, read_batch_header
 from chronik.wire.compression import ZSTD
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.primitives import NodeEndpoint
 from chronik.wire.produce import (
     ProducePartitionResponse,
+    ProduceRequest,
     read_produce_request,
     write_produce_response,
 )
@@ -66,6 +70,8 @@ NOT_VERIFIED = frozenset(
     }
 )
 """Errors that decide nothing about the transaction. Not every client retries a batch after each of them."""
+WRITE, TOPIC, TRANSACTIONAL_ID = Operation.WRITE, ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+"""Looking up a member of an enumeration takes as long as a decision."""
 TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
 
 
@@ -88,14 +94,18 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
     refused: KafkaError | None = None
     if acks not in (-1, 0, 1):
         refused = KafkaError(ErrorCode.invalid_required_acks, f"acks={acks}; allowed are 0, 1 and -1")
+    access = request.access
     transaction: ProducedTransaction | None = None
     if produce.transactional_id is not None:
         adds = request.api_version >= ADDS_PARTITIONS_FROM_VERSION
         transaction = ProducedTransaction(produce.transactional_id, adds)
+        if not access.is_open and _lacks_transactional_id(access, produce, produce.transactional_id):
+            refused = KafkaError(ErrorCode.transactional_id_authorization_failed)
     now_ms = node.runtime.env.wall_ms()
     pending = PendingProduce(node, request, reply, acks, produce.timeout_ms, transaction, [], [])
     for topic in produce.topics:
         name = topic.name if topic.name is not None else _topic_name(node, topic.topic_id)
+        may_write = access.is_open or name is None or access.allows(WRITE, TOPIC, name)
         responses: list[ProducePartitionResponse] = []
         pending.topics.append((topic.name, topic.topic_id, responses))
         for index, records in topic.partitions:
@@ -106,6 +116,8 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
                     raise refused
                 if name is None:
                     raise KafkaError(ErrorCode.unknown_topic_id, f"topic id {topic.topic_id} is not known")
+                if not may_write:
+                    raise KafkaError(ErrorCode.topic_authorization_failed)
                 pending.append_or_forward(response, name, records, now_ms)
             except KafkaError as error:
                 pending.fail(response, error)
@@ -113,12 +125,24 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
             except Exception:
                 pending.fail(response, pending.unexpected(response, name))
     if acks == 0:
+        if request.limits is not None:
+            request.limits.settle()
         reply.send_nothing()
         if reply.failed:
             request.connection.close()
         return
     if pending.started():
         node.deadlines.add(max(produce.timeout_ms, 0), pending)
+
+
+def _lacks_transactional_id(access: Access, produce: ProduceRequest, transactional_id: str) -> bool:
+    """Return whether a batch is transactional, and the client may not write with the request's transactional id."""
+    is_transactional = any(
+        records is not None and len(records) >= HEADER_BYTES and read_batch_header(records).is_transactional
+        for topic in produce.topics
+        for _, records in topic.partitions
+    )
+    return is_transactional and not access.allows(WRITE, TRANSACTIONAL_ID, transactional_id)
 
 
 def _topic_name(node: Services, topic_id: UUID | None) -> str | None:
@@ -341,9 +365,11 @@ class PendingProduce:
         leader = self._node.host.other_leader(topic, response.partition)
         if leader is not None:
             response.current_leader, broker = leader
-            if self._endpoints is None:
-                self._endpoints = {}
-            self._endpoints[broker.id] = NodeEndpoint(broker.id, broker.host, broker.port, broker.rack)
+            address = broker.address(self._request.listener)
+            if address is not None:
+                if self._endpoints is None:
+                    self._endpoints = {}
+                self._endpoints[broker.id] = NodeEndpoint(broker.id, *address, broker.rack)
 
     def started(self) -> bool:
         """Finish the appends: answer now if no partition waits, and return whether one does."""
@@ -381,7 +407,10 @@ class PendingProduce:
 
     def _answer(self) -> None:
         endpoints = () if self._endpoints is None else tuple(self._endpoints.values())
-        self._reply.send((write_produce_response(self._request.api_version, self.topics, node_endpoints=endpoints),))
+        limits = self._request.limits
+        throttle_ms = 0 if limits is None else limits.settle()
+        body = write_produce_response(self._request.api_version, self.topics, throttle_ms, endpoints)
+        self._reply.send((body,))
 
     # -- traces --------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ Behaviour
 Versions: 3 static members, 4 flexible, 5 protocol type and name, which must match the generation's.
 """
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.groups.member import SyncRequest
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Request, Values
@@ -16,6 +17,7 @@ from chronik.wire.api import ApiKey
 
 async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
+    request.access.require(Operation.READ, ResourceType.GROUP, message.group_id)
     return await groups.sync(
         SyncRequest(
             group_id=message.group_id,

@@ -16,6 +16,7 @@ instance and generation, 4 TRANSACTION_ABORTABLE, 5 adds the partition to the tr
 
 from typing import Any
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.groups.commits import CommitRequest
 from chronik.groups.offsets import Producer
 from chronik.groups.records import TopicPartition
@@ -34,10 +35,15 @@ FIRST_VERSION_THAT_ADDS = 5
 
 async def handle(groups: GroupService, transactions: Transactions, metadata: MetadataLog, request: Request) -> Values:
     message, version = request.message, request.api_version
+    access = request.access
+    access.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, message.transactional_id)
+    access.require(Operation.READ, ResourceType.GROUP, message.group_id)
+    names = {str(entry.name) for entry in message.topics}
+    refused = {name for name in names if not access.allows(Operation.READ, ResourceType.TOPIC, name)}
     offsets: list[tuple[TopicPartition, int, int, str]] = []
     for entry in message.topics:
         for each in entry.partitions:
-            if metadata.image.partition(entry.name, each.partition_index) is not None:
+            if entry.name not in refused and metadata.image.partition(entry.name, each.partition_index) is not None:
                 leader_epoch = getattr(each, "committed_leader_epoch", -1)
                 partition = (str(entry.name), int(each.partition_index))
                 offsets.append((partition, each.committed_offset, leader_epoch, each.committed_metadata or ""))
@@ -63,6 +69,8 @@ async def handle(groups: GroupService, transactions: Transactions, metadata: Met
             errors = {partition: error.code for partition, *_ in offsets}
 
     def outcome(entry: Any, each: Any) -> Values:
+        if entry.name in refused:
+            return {"error_code": ErrorCode.topic_authorization_failed}
         error = errors.get((entry.name, each.partition_index), ErrorCode.unknown_topic_or_partition)
         if error is ErrorCode.coordinator_load_in_progress and version < FIRST_VERSION_WITH_LOADING:
             error = ErrorCode.coordinator_not_available

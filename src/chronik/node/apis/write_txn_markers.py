@@ -15,6 +15,7 @@ Not supported: 0, as in Kafka 4; 2 (transaction version of the marker).
 
 import asyncio
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.coordinators.markers import MarkerWriter
 from chronik.node.replicas.partition import TransactionMarker
 from chronik.node.serving.api import Api, Request, Values
@@ -23,6 +24,8 @@ from chronik.wire.errors import ErrorCode
 
 
 async def handle(writer: MarkerWriter, request: Request) -> Values:
+    if not request.access.has(Operation.ALTER, ResourceType.CLUSTER):
+        request.access.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
     entries = [
         (
             TransactionMarker(

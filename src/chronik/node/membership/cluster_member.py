@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import NamedTuple
 from uuid import UUID
@@ -38,6 +38,7 @@ from chronik.node.membership.peers import Peers, PeerState
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.runtime import Runtime
+from chronik.node.serving.tls import NodeTls
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, MembershipChanged, RoleChanged
@@ -72,7 +73,8 @@ WITHOUT_METADATA = (
 class Addresses(NamedTuple):
     """The addresses at which clients and other nodes reach this node."""
 
-    kafka: Endpoint
+    kafka: Mapping[str, Endpoint]
+    """By listener; the first one is that of `listen.kafka`."""
     internal: Endpoint
     http: str
     """Empty if the node has no HTTP server."""
@@ -115,6 +117,7 @@ class ClusterMember:
         metadata: MetadataLog,
         hosted: HostedPartitions,
         failed_by: Callable[[Exception], None],
+        tls: NodeTls | None = None,
     ) -> None:
         """Raise ConfigError or StoreError if the data folder or the configuration is unusable."""
         stored = loaded.state
@@ -152,7 +155,7 @@ class ClusterMember:
         self._check(node, stored, loaded.store.mark)
         self.metadata = metadata
         self._member_ids: set[int] = set()
-        self.peers = Peers(runtime, self.identity, secret, self._peer_refused)
+        self.peers = Peers(runtime, self.identity, secret, self._peer_refused, tls)
         self.handshake = PeerHandshake(runtime, self.identity, secret, self.peers.learn, self.peers.probe)
         """It probes a peer whose last connection ended, to learn at once whether its process is still running."""
         self.raft = RaftService(runtime, disk_watch, node, loaded.store, self.peers, self.metadata, failed_by)
@@ -229,7 +232,7 @@ class ClusterMember:
         return RegisterBrokerCall(
             config.node_id,
             self.identity.incarnation,
-            *addresses.kafka,
+            *next(iter(addresses.kafka.values())),
             self.identity.internal,
             config.rack,
             has_kept_all,
@@ -238,6 +241,7 @@ class ClusterMember:
             folder_id=store_id,
             http=addresses.http,
             previous_incarnations=None if boot is None else boot.incarnations,
+            listeners=addresses.kafka if len(addresses.kafka) > 1 else {},
         )
 
     def lease_is_valid(self) -> bool:

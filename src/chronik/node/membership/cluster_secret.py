@@ -8,14 +8,15 @@ A node proves the first secret of its file and accepts any of them, so that the 
 from __future__ import annotations
 
 import base64
+import hmac
 from random import Random
 
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.environment import Environment
 from chronik.storage.disk import Disk, NotPrivate, read_file, write_file_atomic
 
-SECRET_NAME = "cluster-secret"
-SECRET_VARIABLE = "CHRONIK_CLUSTER_SECRET"
+SECRET_NAME = "cluster-secret"  # noqa: S105 - the name of a file
+SECRET_VARIABLE = "CHRONIK_CLUSTER_SECRET"  # noqa: S105 - the name of a variable
 RANDOM_BYTES = 32
 CHARACTERS_MIN = 32
 SECRETS_MAX = 4
@@ -36,6 +37,10 @@ class ClusterSecret:
             )
         self.accepted = tuple(word.encode() for word in words)
         """The keys of which a connecting node must prove one."""
+
+    def derived(self, purpose: bytes) -> tuple[bytes, ...]:
+        """Return a key for another purpose from each accepted secret, the proven one first."""
+        return tuple(hmac.digest(secret, b"chronik key for " + purpose, "sha256") for secret in self.accepted)
 
     @property
     def proven(self) -> bytes:

@@ -14,31 +14,46 @@ from chronik.node.membership.controller_client import CALL_TIMEOUT_S, Controller
 from chronik.node.membership.internal_api import Envelope, EnvelopeReply, InternalKey, decode_envelope_reply, encode
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.runtime import Runtime
+from chronik.node.serving.access import Access, Decisions, NoRights
 from chronik.node.serving.api import Handler
 from chronik.node.serving.connection import Request
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.node.serving.server import answer_cold
+from chronik.observe.metrics import api_name
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.messages import read_request
 
 SLACK_S = 2.0
 """Added to the request's own timeout, which the controller enforces itself by answering when it expires."""
 
+WARNING_INTERVAL_S = 60.0
+NO_RIGHTS = NoRights()
+
 
 class Envelopes:
     """Both the sender and the receiver of envelopes. Owned by the loop."""
 
     def __init__(
-        self, runtime: Runtime, metadata: MetadataLog, client: ControllerClient, applied: Callable[[], Awaitable[None]]
+        self,
+        runtime: Runtime,
+        metadata: MetadataLog,
+        client: ControllerClient,
+        applied: Callable[[], Awaitable[None]],
+        decisions: Decisions | None = None,
     ) -> None:
-        """`applied` waits until the partitions on this node have applied the current image."""
+        """`applied` waits until the partitions on this node have applied the current image.
+
+        `decisions` authorize the requests in envelopes; None if every client may do everything.
+        """
         self._loop = runtime.loop
         self._node_id = runtime.node_id
         self._metadata = metadata
         self._client = client
         self._applied = applied
+        self._decisions = decisions
         self._log = runtime.log.bind(component="node")
         self._handlers: dict[int, Handler] = {}
+        self._warned_s = -WARNING_INTERVAL_S
 
     def serve(self, handlers: Iterable[Handler]) -> None:
         """Set the handlers that answer for other nodes while this node is the controller."""
@@ -50,7 +65,16 @@ class Envelopes:
 
     async def send(self, request: Request, body: bytes) -> tuple[bytes, bool]:
         """Return the controller's response body and whether it is an error. Raise KafkaError if none arrives."""
-        envelope = Envelope(request.api_key, request.api_version, request.client_id, body)
+        access = request.access
+        envelope = Envelope(
+            request.api_key,
+            request.api_version,
+            request.client_id,
+            body,
+            access.principal,
+            access.host,
+            has_authorizer=not access.is_open,
+        )
         wait = getattr(request.message, "timeout", None)
         timeout_s = bounded_wait_s(wait) if isinstance(wait, timedelta) else CALL_TIMEOUT_S
         deadline_s = self._loop.time() + timeout_s + SLACK_S
@@ -86,7 +110,28 @@ class Envelopes:
             memoryview(b""),
             0,
             self._loop.time(),
+            None,
+            # The client's rights, not those of the node that sent the envelope.
+            Access(envelope.principal, envelope.host, self._decisions_for(envelope), api_name(envelope.api_key)),
         )
         request.message = read_request(envelope.api_key, envelope.api_version, envelope.body)
         answer, is_failed = await answer_cold(handler, request, self._log)
         return EnvelopeReply(True, self._node_id, self._metadata.version, is_failed, answer)
+
+    def _decisions_for(self, envelope: Envelope) -> Decisions | None:
+        """Return what authorizes the request. If only its sender has an authorizer, this node refuses the request.
+
+        Otherwise one node without `authorization.enabled` would give every client all rights, on every node.
+        """
+        if self._decisions is not None or not envelope.has_authorizer:
+            return self._decisions
+        now_s = self._loop.time()
+        if now_s >= self._warned_s + WARNING_INTERVAL_S:
+            self._warned_s = now_s
+            self._log.error(
+                "authorizer_missing",
+                api=api_name(envelope.api_key),
+                reason="this node is the controller and cannot authorize requests that other nodes authorize: "
+                "set authorization.enabled = true and the same super_users on each node",
+            )
+        return NO_RIGHTS

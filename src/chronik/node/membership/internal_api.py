@@ -21,6 +21,7 @@ from uuid import UUID
 
 import msgspec
 
+from chronik.authorization.acls import ANONYMOUS
 from chronik.metadata.calls import (
     AlterIsrCall,
     HeartbeatCall,
@@ -141,6 +142,11 @@ class Envelope(msgspec.Struct, frozen=True):
     api_version: int
     client_id: str | None
     body: bytes
+    principal: str = ANONYMOUS
+    """Of the client: the controller authorizes the request as this principal. An older node does not send it."""
+    host: str = ""
+    has_authorizer: bool = False
+    """Whether the sender has an authorizer. A controller without one must not carry out the request unchecked."""
 
 
 class EnvelopeReply(msgspec.Struct, frozen=True):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
+from chronik.metadata.image import DEFAULT_LISTENER
+from chronik.node.config import ListenerConfig, NodeConfig
 from chronik.node.membership.cluster_member import ClusterMember
 from chronik.node.membership.envelopes import Envelopes
 from chronik.node.membership.internal_api import (
@@ -20,6 +23,7 @@ from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Connection, Reply, Request
 from chronik.node.serving.server import Server
+from chronik.node.serving.tls import NodeTls, TlsContexts
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import ApiMetrics
 from chronik.wire.api import ApiKey
@@ -39,15 +43,34 @@ NEEDS_LOGS = (
     ApiKey.OFFSET_FOR_LEADER_EPOCH,
     ApiKey.ADD_PARTITIONS_TO_TXN,
     ApiKey.WRITE_TXN_MARKERS,
+    ApiKey.METADATA,
+    ApiKey.FIND_COORDINATOR,
+    ApiKey.LIST_GROUPS,
+    ApiKey.DESCRIBE_GROUPS,
+    ApiKey.OFFSET_FETCH,
+    ApiKey.LIST_TRANSACTIONS,
+    ApiKey.DESCRIBE_TRANSACTIONS,
+    ApiKey.DESCRIBE_PRODUCERS,
+    ApiKey.DESCRIBE_CONFIGS,
 )
 KAFKA_APIS = (*NEEDS_LOGS, ApiKey.API_VERSIONS)
-"""The Kafka APIs that peers use: forwarded batches, the requests of replicas, and those of transactions."""
+"""The Kafka APIs that peers use: forwarded batches, the requests of replicas, and those of transactions.
+
+The page and the doctor of a node describe the cluster with the remaining ones: clients' listeners may require a log-in.
+"""
 
 UNPROVEN_APIS = (InternalKey.HELLO, InternalKey.PROOF)
 UNPROVEN_MAX = 128
 """Beyond this the oldest is dropped: a node proves itself in milliseconds, while other callers may linger."""
 UNPROVEN_S_MAX = 5.0
 UNPROVEN_FRAME_BYTES_MAX = 4096
+
+
+def internal_listener(config: NodeConfig) -> ListenerConfig:
+    """Return the listener for nodes. Its name is that of `listen.kafka`: nodes are told the addresses of that."""
+    return ListenerConfig(
+        DEFAULT_LISTENER, str(config.internal_endpoint), "SSL" if config.security.internal_tls else "PLAINTEXT"
+    )
 
 
 class InternalServer(Server):
@@ -57,8 +80,10 @@ class InternalServer(Server):
     frames are small, and it is closed soon.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
+    serves_clients = False
+
+    def __init__(self, runtime: Runtime, tls: NodeTls | None = None) -> None:
+        super().__init__(runtime, tls)
         # A forwarded request may be slightly longer than the client's request.
         self.frame_bytes_max += FRAME_SLACK_BYTES
         self.idle_s_max = IDLE_S_MAX
@@ -70,8 +95,11 @@ class InternalServer(Server):
         # Separate from the metrics of client requests.
         return ApiMetrics(f"Internal{api.key.name}")
 
-    def _new_connection(self) -> Connection:
-        return PeerConnection(self, is_ordered=False, requests_max=REQUESTS_MAX)
+    def _new_connection(self, listener: ListenerConfig) -> Connection:
+        return PeerConnection(self, listener, is_ordered=False, requests_max=REQUESTS_MAX)
+
+    def _tls_context(self, contexts: TlsContexts) -> ssl.SSLContext:
+        return contexts.accepted_peers
 
     def _count_connections(self) -> None:
         """Do nothing: the gauge counts only clients."""

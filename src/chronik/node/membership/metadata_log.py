@@ -11,13 +11,12 @@ import asyncio
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import Command, decode_command, encode_command
 from chronik.metadata.events import Event, events_between
 from chronik.metadata.image import ClusterImage, decode_image, encode_image
-from chronik.metadata.plans import Plan
 from chronik.node.environment import Environment
 from chronik.node.membership.raft_service import RaftService
 from chronik.observe.logging import Logger
@@ -37,6 +36,16 @@ CLOSE_WAIT_S = 1.0
 
 Proposal: TypeAlias = Command | Callable[[ClusterImage], Command]
 Listener: TypeAlias = Callable[[ClusterImage, Sequence[Event]], None]
+
+
+class Planned(Protocol):
+    """The changes that were decided for a request; None if nothing is to change."""
+
+    @property
+    def command(self) -> Command | None: ...
+
+
+P = TypeVar("P", bound=Planned)
 
 
 class NotController(KafkaError):
@@ -140,7 +149,7 @@ class MetadataLog:
         self._projected = image
         return done
 
-    async def propose_plan(self, make_plan: Callable[[ClusterImage], Plan]) -> Plan:
+    async def propose_plan(self, make_plan: Callable[[ClusterImage], P]) -> P:
         """Propose the command that `make_plan` makes for the newest image, if it makes one. Return the plan."""
         self._check_may_propose()
         plan = make_plan(self._projected)

@@ -220,6 +220,10 @@ class PeerHandshake:
 
     def _admit(self, hello: Hello, connection: Connection) -> str:
         """Admit the authenticated caller, or return the reason to refuse it."""
+        if self._is_own(hello):
+            # The page and the doctor query every node in one way, their own too. It is no peer.
+            connection.peer_id = hello.node_id
+            return ""
         refusal = self._refusal(hello)
         if refusal:
             self._log_once(hello, refusal, connection.client_host)
@@ -227,6 +231,18 @@ class PeerHandshake:
             connection.peer_id = hello.node_id
             self._add(hello, connection)
         return refusal
+
+    def _is_own(self, hello: Hello) -> bool:
+        """Return whether this process called itself."""
+        identity = self._identity
+        return (
+            (hello.node_id, hello.incarnation)
+            == (identity.node_id, identity.incarnation)
+            == (
+                hello.target_node_id,
+                hello.incarnation,
+            )
+        )
 
     def _refusal(self, hello: Hello) -> str:
         identity = self._identity

@@ -16,11 +16,12 @@ from typing import NamedTuple, TypeVar
 
 from chronik.client.connection import Connection
 from chronik.client.endpoint import Endpoint
-from chronik.client.errors import ClientError, ConnectionLost, Refused, Unreachable
+from chronik.client.errors import ClientError, ConnectionLost, Refused, TlsFailed, Unreachable
 from chronik.node.membership.cluster_secret import SECRET_NAME, SECRET_VARIABLE, ClusterSecret
 from chronik.node.membership.internal_api import VERSION, HelloReply, InternalKey, decode_hello_reply, encode
 from chronik.node.membership.peer_handshake import NONCE_BYTES, Caller, Identity
 from chronik.node.runtime import Runtime
+from chronik.node.serving.tls import NodeTls
 from chronik.wire.errors import MalformedRequest
 
 T = TypeVar("T")
@@ -65,13 +66,19 @@ class Peers:
     """
 
     def __init__(
-        self, runtime: Runtime, identity: Identity, secret: ClusterSecret, on_refused: Callable[[int], None]
+        self,
+        runtime: Runtime,
+        identity: Identity,
+        secret: ClusterSecret,
+        on_refused: Callable[[int], None],
+        tls: NodeTls | None = None,
     ) -> None:
         self.loop = runtime.loop
         self.random = runtime.env.random
         self.identity = identity
         self.log = runtime.log.bind(component="links")
         self._secret = secret
+        self._tls = tls if runtime.config.security.internal_tls else None
         self.on_refused = on_refused
         """Called when no process listens at the address of a node."""
         self._configured = {
@@ -184,12 +191,15 @@ class Peers:
     async def open(self, node_id: int, endpoint: Endpoint, purpose: str, timeout_s: float) -> Connection:
         """Open a connection on which both ends have proven that they know the cluster secret.
 
+        With `security.internal_tls` both also have a certificate of the authorities, the peer's one for its host.
+
         Raise Rejected if the peer refuses it or is not the intended node.
         """
         return await Connection.open(
             *endpoint,
             client_id=f"chronik-{self.identity.node_id}",
             timeout_s=timeout_s,
+            ssl=None if self._tls is None else self._tls.contexts.dialed_peers,
             authenticate=lambda connection: self._authenticate(connection, node_id, purpose, timeout_s),
         )
 
@@ -358,8 +368,9 @@ class Link:
         if isinstance(error, Refused):
             state = PeerState.REFUSED
         reason = str(error)
-        if state is not self.status.state or (state is PeerState.REJECTED and reason != self.status.reason):
-            log = self._peers.log.error if state is PeerState.REJECTED else self._peers.log.warning
+        needs_operator = isinstance(error, (Rejected, TlsFailed))
+        if state is not self.status.state or (needs_operator and reason != self.status.reason):
+            log = self._peers.log.error if needs_operator else self._peers.log.warning
             log("peer_not_connected", peer=self.node_id, address=str(self.endpoint), state=state.value, reason=reason)
         self._queue.clear()
         self._set_status(state, reason)

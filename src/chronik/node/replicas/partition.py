@@ -46,6 +46,8 @@ DELETE_ALL = -1
 BAD_BATCH = "a batch has a wrong CRC or offset"
 KEY_NEEDED = "a compacted topic does not accept a record without a key"
 ID_NEEDED = "a transactional batch needs a transactional id in its request"
+EARLY_BATCHES_S = 60.0
+"""How long after a change of leaders an earlier batch may still arrive: clients give up a request after 30 to 60 s."""
 DECODED_RECORDS_MAX = 100_000
 DECODED_BYTES_PER_BYTE_MAX = 16
 
@@ -243,6 +245,8 @@ class Partition:
         """The transactions whose first batch here waits for their coordinator."""
         self._is_in_doubt = False
         """Whether the log may end with records that this node appended as leader and that the new leader lacks."""
+        self._early_until_s = 0.0
+        """Until then, `_may_be_early` is True; 0: it is not."""
         self._deleting = asyncio.Lock()
 
     def _set_trace(self) -> None:
@@ -470,7 +474,7 @@ class Partition:
                 if transaction is None:
                     raise KafkaError(ErrorCode.transactional_id_authorization_failed, ID_NEEDED)
                 self.verifications.check_order(header, verified)
-            repeated = self.log.producers.check(header)
+            repeated = self.log.producers.check(header, may_be_early=self._may_be_early())
             if repeated is not None:
                 return repeated
             if transaction is not None and is_transactional:
@@ -485,6 +489,16 @@ class Partition:
             self.verifications.appended(header)
         self._appended(len(records))
         return result
+
+    def _may_be_early(self) -> bool:
+        """Whether a producer's earlier batches may still be at the former leader, or on their way from it.
+
+        librdkafka sends later batches to a new leader although earlier ones have no outcome yet. If this log knows the
+        producer only from those, it takes the earlier ones for repeated ones when they are resent.
+        """
+        if self._early_until_s and self._runtime.loop.time() >= self._early_until_s:
+            self._early_until_s = 0.0
+        return self._early_until_s > 0
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
         """Append one or more batches that this node built itself (a coordinator's state)."""
@@ -861,6 +875,9 @@ class Partition:
     def _lead(self, image: PartitionImage) -> None:
         """Become the leader: the new leader epoch starts at the log end."""
         before = self.role.high_watermark
+        followed = isinstance(self.role, PartitionFollower) and self.role.leader_id not in (NO_LEADER, self.node_id)
+        had_other_leader = image.leader_epoch > 0 and (followed or len(image.replicas) > 1)
+        self._early_until_s = self._runtime.loop.time() + EARLY_BATCHES_S if had_other_leader else 0.0
         self._role_ends()
         self._is_in_doubt = False
         self.refusal = ""

@@ -32,6 +32,7 @@ class Api:
     """
 
     key: IntEnum
+    """`serving.rights` lists the rights that requests of this API need."""
     versions: tuple[int, int]
     on_error: ErrorValues | None = None
     readable_from: int | None = None

@@ -9,21 +9,44 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
+from chronik.authorization.acls import ANONYMOUS
+from chronik.node.config import ListenerConfig
+from chronik.node.serving.access import OPEN_ACCESS, Access
 from chronik.observe.metrics import ApiMetrics
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.frames import FRAME_SIZE, response_prefix
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 SCRATCH_BYTES = 256 * 1024
 LARGE_FRAME_BYTES = 2 * 1024 * 1024
 LARGE_FRAME_STEP_BYTES = 16 * 1024
 JOIN_BYTES_MAX = 64 * 1024
 WRITE_HIGH_WATER_BYTES = 1024 * 1024
+TLS_HANDSHAKE = 0x1603
+"""The first two bytes of a TLS connection, where a frame has its size."""
+
+
+class RequestLimits(Protocol):
+    """The part of a client's quotas that answers a request; see `serving.quotas`."""
+
+    def run(self, work: Callable[[], None]) -> None: ...
+
+    def timed(self, work: Awaitable[T]) -> Awaitable[T]: ...
+
+    def settle(self) -> int: ...
+
+    @property
+    def fetch_bytes_max(self) -> int | None: ...
+
+    def is_over(self) -> bool: ...
+
+    def fetched(self, size_bytes: int) -> tuple[int, bool]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +66,20 @@ class Request:
     body_at: int
     started_s: float
     message: Any = None
+    access: Access = OPEN_ACCESS
+    limits: RequestLimits | None = None
+    """Set if a quota applies to the client."""
+    throttle_ms: int = 0
+    """How long the controller throttles the client."""
 
     @property
     def client_host(self) -> str:
         return self.connection.client_host
+
+    @property
+    def listener(self) -> str:
+        """The name of the listener that the client came in by: it is told the addresses of that listener."""
+        return self.connection.listener.name
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +113,18 @@ class Reply:
         self.send(None)
 
 
+class Gate(Protocol):
+    """What a listener requires of a client before it serves its requests."""
+
+    reads_tokens: bool
+    """Whether frames are messages of a SASL mechanism, of any size, and not requests."""
+
+    def admits(self, frame: memoryview) -> bool:
+        """Whether this request runs now. Raise MalformedRequest if the connection has to be closed."""
+
+    def closed(self) -> None: ...
+
+
 class Listener(Protocol):
     """The part of the server that a connection uses."""
 
@@ -109,6 +154,12 @@ class Listener(Protocol):
     def refused(self, connection: Connection, reason: str) -> None: ...
 
 
+def _size_refusal(size: int, bytes_max: int) -> str:
+    if size >> 16 == TLS_HANDSHAKE:
+        return "a client speaks TLS to a plaintext listener: its security.protocol must be that of the listener"
+    return f"frame of {size} bytes; allowed are 8 to {bytes_max}"
+
+
 class Connection(asyncio.BufferedProtocol):
     """Invariant: `_replies` holds every request that was read and not yet answered, oldest first.
 
@@ -119,8 +170,16 @@ class Connection(asyncio.BufferedProtocol):
     them by correlation id.
     """
 
-    def __init__(self, server: Listener, *, is_ordered: bool = True, requests_max: int | None = None) -> None:
+    def __init__(
+        self,
+        server: Listener,
+        listener: ListenerConfig,
+        *,
+        is_ordered: bool = True,
+        requests_max: int | None = None,
+    ) -> None:
         self._server = server
+        self.listener = listener
         self.is_ordered = is_ordered
         self._requests_max = server.pipelined_requests_max if requests_max is None else requests_max
         self._transport: asyncio.Transport | None = None
@@ -137,11 +196,18 @@ class Connection(asyncio.BufferedProtocol):
         self._read_paused = False
         self._is_held_back = False
         self._holds = 0
+        self._unmute: asyncio.TimerHandle | None = None
         self.is_closing = False
         self._end_of_input = False
         self._on_close: dict[object, Callable[[], None]] = {}
         self._on_end_of_input: list[Callable[[], None]] = []
         self.client_host = ""
+        self.certificate_principal = ANONYMOUS
+        """The principal of the client's certificate; of a client without one, ANONYMOUS."""
+        self.access = OPEN_ACCESS
+        """The client's rights. It changes when the client authenticates, again too."""
+        self.gate: Gate | None = None
+        """On a SASL listener: what has to happen before requests are served."""
         self.peer_id: int | None = None
         """The node at the other end, once it has proven the cluster secret on the internal listener."""
         self.frame_bytes_max = server.frame_bytes_max
@@ -192,6 +258,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closing = True
+        if self._unmute is not None:
+            self._unmute.cancel()
         self._input_ended()
         callbacks = list(self._on_close.values())
         self._on_close.clear()
@@ -229,8 +297,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._holds or self._write_paused or self.is_closing or len(replies) >= requests_max
             ):
                 (size,) = FRAME_SIZE.unpack_from(data, at)
-                if size < 8 or size > self.frame_bytes_max:
-                    self._refuse(f"frame of {size} bytes; allowed are 8 to {self.frame_bytes_max}")
+                if (size < 8 and not self._reads_token_of(size)) or size > self.frame_bytes_max:
+                    self._refuse(_size_refusal(size, self.frame_bytes_max))
                     return
                 start = at + 4
                 if end - start < size:
@@ -255,6 +323,9 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
         if self._partial or self._large is not None or self._write_paused or self._read_paused or self._end_of_input:
             self.pause_or_resume_reading()
+
+    def _reads_token_of(self, size: int) -> bool:
+        return size >= 0 and self.gate is not None and self.gate.reads_tokens
 
     def _continue(self) -> None:
         """Run the kept requests if nothing holds them back any more."""
@@ -361,6 +432,32 @@ class Connection(asyncio.BufferedProtocol):
         if not self._holds:
             self._continue()
 
+    def mute(self, seconds: float) -> None:
+        """Run no further request until `seconds` have passed (KIP-219). Responses are still sent.
+
+        The socket is read until a further request arrives, so that a client which just closes is noticed at once.
+        """
+        if self.is_closing:
+            return
+        loop = self._server.loop
+        unmute_s = loop.time() + seconds
+        if self._unmute is None:
+            self.hold()
+        elif self._unmute.when() >= unmute_s:
+            return
+        else:
+            self._unmute.cancel()
+        self._unmute = loop.call_at(unmute_s, self._unmuted)
+
+    def _unmuted(self) -> None:
+        self._unmute = None
+        self.last_used_s = self._server.loop.time()
+        self.release()
+
+    @property
+    def is_muted(self) -> bool:
+        return self._unmute is not None
+
     def reply_ready(self, reply: Reply) -> None:
         """Send the finished responses at the head of the queue. Called when `reply` is finished."""
         if self.is_closing:
@@ -389,6 +486,15 @@ class Connection(asyncio.BufferedProtocol):
         self._out.append(response_prefix(reply.request.correlation_id, reply.flexible_header, length))
         self._out.extend(body)
         self._out_bytes += length
+
+    def send_frame(self, data: bytes) -> None:
+        """Send a frame without a response header, for a client whose messages have no request header."""
+        if self.is_closing:
+            return
+        self._out.append(FRAME_SIZE.pack(len(data)) + data)
+        self._out_bytes += len(data)
+        if not self._parsing:
+            self._flush()
 
     def _flush(self) -> None:
         out = self._out
@@ -440,6 +546,11 @@ class Connection(asyncio.BufferedProtocol):
         self.is_closing = True
         if self._transport is not None:
             self._transport.close()
+
+    def drop(self, reason: str) -> None:
+        """Abort the connection, and log why."""
+        self._server.refused(self, reason)
+        self.abort()
 
     def abort(self) -> None:
         self.is_closing = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from chronik.authorization.acls import ANONYMOUS
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequest
 
@@ -59,6 +60,8 @@ class FetchSession:
     id: int
     epoch: int
     used_s: float
+    principal: str
+    """Only this principal may continue the session: its partitions tell which topics exist."""
     partitions: dict[PartitionKey, SessionPartition] = field(default_factory=dict)
 
     def served(self, key: PartitionKey) -> None:
@@ -78,15 +81,17 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def resolve(self, fetch: FetchRequest, now_s: float) -> tuple[FetchSession | None, bool]:
+    def resolve(
+        self, fetch: FetchRequest, now_s: float, principal: str = ANONYMOUS
+    ) -> tuple[FetchSession | None, bool]:
         """Return the fetch's session, updated by the request, and whether it is incremental (only changes are sent)."""
         if fetch.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._forget(fetch.session_id)
+            self.forget(fetch.session_id, principal)
             if fetch.session_epoch == FINAL_EPOCH or not fetch.topics:
                 return None, False
-            return self._created(fetch, now_s), False
+            return self._created(fetch, now_s, principal), False
         session = self._sessions.get(fetch.session_id)
-        if session is None:
+        if session is None or session.principal != principal:
             raise KafkaError(ErrorCode.fetch_session_id_not_found, f"session {fetch.session_id} is not known")
         if session.epoch != fetch.session_epoch:
             raise KafkaError(
@@ -101,27 +106,28 @@ class FetchSessions:
                 if session.partitions.pop(key, None) is not None:
                     self._partitions -= 1
         if not self._update(session, fetch):
-            self._forget(session.id)
+            self.forget(session.id, principal)
             raise KafkaError(ErrorCode.fetch_session_id_not_found, "too many partitions for sessions")
         return session, True
 
-    def _forget(self, session_id: int) -> None:
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
+    def forget(self, session_id: int, principal: str) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None and session.principal == principal:
+            del self._sessions[session_id]
             self._partitions -= len(session.partitions)
 
-    def _created(self, fetch: FetchRequest, now_s: float) -> FetchSession | None:
+    def _created(self, fetch: FetchRequest, now_s: float, principal: str) -> FetchSession | None:
         if len(self._sessions) >= self._sessions_max:
             oldest = next(iter(self._sessions.values()))
             if now_s - oldest.used_s < SESSION_IDLE_S:
                 return None
-            self._forget(oldest.id)
+            self.forget(oldest.id, oldest.principal)
         session_id = NO_SESSION
         while session_id == NO_SESSION or session_id in self._sessions:
             session_id = self._random.getrandbits(31)
-        session = self._sessions[session_id] = FetchSession(session_id, 1, now_s)
+        session = self._sessions[session_id] = FetchSession(session_id, 1, now_s, principal)
         if not self._update(session, fetch):
-            self._forget(session_id)
+            self.forget(session_id, principal)
             return None
         return session
 

@@ -1,20 +1,32 @@
-"""A listener: accepts connections, decodes frames into requests, and runs the handler of each request's API."""
+"""The listeners of a node: accept connections, decode frames into requests, and run the handler of each one's API."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Coroutine, Iterable
+from functools import partial
+from struct import Struct
 from typing import Any, Protocol
 
+from chronik.client.endpoint import Endpoint
+from chronik.node.config import ConfigError, ListenerConfig
 from chronik.node.runtime import Runtime
+from chronik.node.serving.access import Access, Decisions
 from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.authentication import Authentication
 from chronik.node.serving.connection import SCRATCH_BYTES, Connection, Reply, Request
+from chronik.node.serving.connection_quotas import ConnectionQuotas
+from chronik.node.serving.quotas import ClientQuotas
+from chronik.node.serving.rights import refusal
+from chronik.node.serving.tls import NodeTls, TlsAcceptor, TlsContexts
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import ApiMetrics
 from chronik.wire.api import response_header_is_flexible
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.frames import read_request_header
 from chronik.wire.messages import read_request, write_response
+from chronik.wire.schema import has_field, load
 
 IDLE_SWEEP_S = 5.0
 QUIET_CHECK_S = 0.01
@@ -22,6 +34,8 @@ STALLED_FRAME_S = 10.0
 NO_FRAME = memoryview(b"")
 RESPONSE_BYTES_MIN = 64 * 1024
 REFUSALS_LOGGED_PER_SWEEP = 10
+THROTTLE_TIME = "throttle_time"
+_INT32 = Struct(">i")
 
 
 class ControllerRoute(Protocol):
@@ -52,14 +66,21 @@ class Route:
 
 
 class Server:
-    """All client connections of one node; a subclass handles the connections of peers.
+    """All client connections of one node, on all its listeners; a subclass handles the connections of peers.
 
     Invariant: `held_bytes` is the buffer memory of large frames that are not yet processed. Owned by the loop.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    serves_clients = True
+    """Whether these are listeners for clients, so that a SASL listener needs an `authentication`."""
+
+    def __init__(self, runtime: Runtime, tls: NodeTls | None = None) -> None:
+        """`tls` is needed by TLS listeners."""
         config = runtime.config
         self.loop = runtime.loop
+        self.decisions: Decisions | None = None
+        """The authorizer for clients; None if every client may do everything."""
+        self._tls = None if tls is None else TlsAcceptor(runtime, tls, self._tls_context, self.refused_client)
         self._clock = runtime.loop.time
         self._config = config
         self._metrics = runtime.metrics
@@ -70,7 +91,8 @@ class Server:
         self.held_bytes = 0
         self.reading_bytes = 0
         """Bytes that reads in threads may still load into memory."""
-        self._listener: asyncio.Server | None = None
+        self._listeners: dict[str, tuple[ListenerConfig, asyncio.Server]] = {}
+        """By name; the first one is that of `listen.kafka`."""
         # Insertion-ordered; never iterated when order would matter.
         self._connections: dict[Connection, None] = {}
         self._over_budget: dict[Connection, None] = {}
@@ -81,41 +103,82 @@ class Server:
         self._log = runtime.log.bind(component="node")
         self._routes: dict[int, Route] = {}
         self._controller: ControllerRoute | None = None
+        self.authentication: Authentication | None = None
+        """Set before `serve` if the listener uses SASL."""
+        self.quotas: ClientQuotas | None = None
+        """Set while a quota applies to any client of this server."""
+        self.connection_quotas: ConnectionQuotas | None = None
 
     def _api_metrics(self, api: Api) -> ApiMetrics:
         return self._metrics.api(api.key)
 
-    def _new_connection(self) -> Connection:
-        return Connection(self)
+    def _new_connection(self, listener: ListenerConfig) -> Connection:
+        return Connection(self, listener)
+
+    def _tls_context(self, contexts: TlsContexts) -> ssl.SSLContext:
+        return contexts.clients
+
+    def _accept(self, listener: ListenerConfig) -> asyncio.BufferedProtocol:
+        connection = self._new_connection(listener)
+        if not listener.uses_tls:
+            return connection
+        assert self._tls is not None
+        return self._tls.accept(connection)
 
     def _count_connections(self) -> None:
         self._metrics.connections = len(self._connections)
 
-    async def bind(self, host: str, port: int) -> None:
-        """Bind the port without accepting connections yet."""
-        self._listener = await self.loop.create_server(
-            self._new_connection, host, port, backlog=1024, start_serving=False
-        )
+    async def bind(self, *listeners: ListenerConfig) -> None:
+        """Bind the ports without accepting connections yet. If one cannot be bound, `close` releases the others."""
+        for listener in listeners:
+            try:
+                bound = await self.loop.create_server(
+                    partial(self._accept, listener), *listener.endpoint, backlog=1024, start_serving=False
+                )
+            except OSError as error:
+                if not self._listeners:
+                    raise
+                reason = error.strerror or str(error)
+                raise ConfigError(
+                    f"listener {listener.name} cannot listen on {listener.endpoint}: {reason}: change its address"
+                ) from None
+            self._listeners[listener.name] = (listener, bound)
 
     async def serve(self, handlers: Iterable[Handler], controller: ControllerRoute | None = None) -> None:
         """Start serving. Without `controller`, this node answers every API itself."""
-        assert self._listener is not None
+        if self.authentication is None and any(listener.uses_sasl for listener, _ in self._listeners.values()):
+            raise RuntimeError("a listener uses SASL, but the server has no authentication")
         self._routes = {handler.api.key: Route(handler, self._api_metrics(handler.api)) for handler in handlers}
         self._controller = controller
-        await self._listener.start_serving()
+        for _, bound in self._listeners.values():
+            await bound.start_serving()
         self._sweep = self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle)
 
     @property
     def port(self) -> int:
-        assert self._listener is not None
-        return int(self._listener.sockets[0].getsockname()[1])
+        """The bound port of the first listener."""
+        return next(iter(self.ports.values()))
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The bound port of each listener."""
+        return {name: int(bound.sockets[0].getsockname()[1]) for name, (_, bound) in self._listeners.items()}
+
+    def advertised(self) -> dict[str, Endpoint]:
+        """The address of each listener for clients, with the bound port if the system chose it."""
+        ports = self.ports
+        return {name: listener.advertised(ports[name]) for name, (listener, _) in self._listeners.items()}
 
     async def close(self, grace_s: float) -> None:
         """Stop listening, let running requests finish for up to `grace_s`, then close every connection."""
         if self._sweep is not None:
             self._sweep.cancel()
-        if self._listener is not None:
-            self._listener.close()
+        for _, bound in self._listeners.values():
+            bound.close()
+        if self._tls is not None:
+            self._tls.close()
+        if self.authentication is not None:
+            self.authentication.end_delays()
         await self._quiet(grace_s)
         for connection in list(self._connections):
             connection.close()
@@ -140,12 +203,29 @@ class Server:
             self._metrics.connections_refused += 1
             self.refused(connection, f"{len(self._connections)} connections are open, which is the limit")
             return False
+        quotas = self.connection_quotas
+        reason = None if quotas is None else quotas.opened(connection)
+        if reason is not None:
+            self._metrics.connections_refused += 1
+            self.refused(connection, reason)
+            return False
         self._connections[connection] = None
         self._count_connections()
+        listener = connection.listener
+        if self.serves_clients and listener.uses_sasl:
+            # The principal is known once the client has authenticated.
+            assert self.authentication is not None
+            self.authentication.guard(connection, self.spawn)
+        elif self.decisions is not None or listener.uses_tls:
+            connection.access = Access(connection.certificate_principal, connection.client_host, self.decisions)
         return True
 
     def connection_closed(self, connection: Connection) -> None:
+        if connection.gate is not None:
+            connection.gate.closed()
         self._connections.pop(connection, None)
+        if self.connection_quotas is not None:
+            self.connection_quotas.closed(connection)
         self._over_budget.pop(connection, None)
         self._wake_over_budget()
         self._slow_readers.pop(connection, None)
@@ -153,13 +233,15 @@ class Server:
 
     def refused(self, connection: Connection, reason: str) -> None:
         """Log each connection that is closed because of its input, at a limited rate."""
-        if connection.is_closing:
-            # An earlier refusal already closes this connection.
-            return
+        if not connection.is_closing:
+            # Otherwise an earlier refusal already closes this connection.
+            self.refused_client(connection.client_host, reason)
+
+    def refused_client(self, client_host: str, reason: str) -> None:
         self._metrics.malformed_requests += 1
         self._refusals_logged += 1
         if self._refusals_logged <= REFUSALS_LOGGED_PER_SWEEP:
-            self._log.warning("connection_refused", client=connection.client_host, reason=reason)
+            self._log.warning("connection_refused", client=client_host, reason=reason)
 
     def has_room(self, count: int) -> bool:
         return self.held_bytes + count <= self._config.in_flight_bytes_max
@@ -216,7 +298,7 @@ class Server:
                     self.refused(connection, "its frame stalled while other connections waited for memory")
                     connection.abort()
         for connection in list(self._connections):
-            if connection.last_used_s >= oldest_s:
+            if connection.last_used_s >= oldest_s or connection.is_muted:
                 continue
             if connection.unsent_bytes:
                 # A normal close would wait for a peer that has not read for minutes.
@@ -228,10 +310,14 @@ class Server:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def run_request(self, connection: Connection, frame: memoryview) -> None:
-        """Answer one request. Each request of each listener passes here: this is the place to authorize it."""
+        """Answer one request. Each request of each listener passes here, with the rights of its client."""
+        if connection.gate is not None and not connection.gate.admits(frame):
+            return
         api_key, version, correlation_id, client_id, body_at = read_request_header(frame)
         started_s = self._clock()
-        request = Request(connection, api_key, version, correlation_id, client_id, frame, body_at, started_s)
+        request = Request(
+            connection, api_key, version, correlation_id, client_id, frame, body_at, started_s, None, connection.access
+        )
         self._metrics.bytes_in += len(frame)
         route = self._routes.get(api_key)
         if route is None:
@@ -244,12 +330,17 @@ class Server:
                 return
             name = route.api.key.name
             raise MalformedRequest(f"{name} version {version} is not served, only {route.lowest} to {route.highest}")
+        if not request.access.is_open:
+            request.access = request.access.for_api(route.metrics.name)
         if route.hot is not None:
             # _expect, inlined: small requests spend their time here.
             reply = Reply(request, version >= route.flexible_from, route.metrics, self._clock)
             connection.expect_reply(reply)
             try:
-                route.hot(request, reply)
+                if self.quotas is None:
+                    route.hot(request, reply)
+                else:
+                    self.quotas.run_hot(route.hot, request, reply)
             except MalformedRequest:
                 raise
             except Exception:
@@ -261,6 +352,8 @@ class Server:
         body = bytes(frame[body_at:])
         request.message = read_request(api_key, version, body)
         request.frame = NO_FRAME
+        if self.quotas is not None:
+            request.limits = self.quotas.limit(request)
         reply = self._expect(request, route)
         if connection.is_ordered:
             connection.hold()
@@ -286,6 +379,7 @@ class Server:
             if api.on_controller and controller is not None and not controller.is_controller:
                 try:
                     answer, reply.failed = await controller.send(request, body)
+                    answer = _with_throttle(request, answer)
                 except KafkaError as error:
                     answer, reply.failed = _error_body(api, request, error.code, error.message), True
             else:
@@ -296,6 +390,8 @@ class Server:
             connection.abort()
             return
         self._metrics.bytes_out += len(answer)
+        if request.throttle_ms:
+            connection.mute(request.throttle_ms / 1000)
         reply.send((answer,))
         if connection.is_ordered:
             connection.release()
@@ -304,8 +400,13 @@ class Server:
 async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
     """Return the response body and whether it is an error."""
     assert handler.cold is not None
+    refused = refusal(request.access, request.api_key)
+    if refused is not None:
+        return _error_body(handler.api, request, refused, "the client is not authorized"), True
     try:
-        return write_response(request.api_key, request.api_version, await handler.cold(request)), False
+        work = handler.cold(request)
+        values = await (work if request.limits is None else request.limits.timed(work))
+        return _write(request, values), False
     except KafkaError as error:
         return _error_body(handler.api, request, error.code, error.message), True
     except Exception:
@@ -317,10 +418,32 @@ async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[
 
 def _error_body(api: Api, request: Request, code: ErrorCode, message: str) -> bytes:
     if api.on_error is not None:
-        return write_response(request.api_key, request.api_version, api.on_error(request, code))
+        return _write(request, api.on_error(request, code))
     values: Values = {"error_code": code, "error_message": message}
     try:
-        return write_response(request.api_key, request.api_version, values)
+        return _write(request, values)
     except KeyError:
         values.pop("error_message")
-        return write_response(request.api_key, request.api_version, values)
+        return _write(request, values)
+
+
+def _write(request: Request, values: Values) -> bytes:
+    """Encode a response, with the time for which the client is throttled."""
+    throttle_ms = request.throttle_ms
+    if request.limits is not None:
+        throttle_ms = max(throttle_ms, request.limits.settle())
+    if throttle_ms and has_field(request.api_key, "response", (), THROTTLE_TIME):
+        values = {**values, THROTTLE_TIME: throttle_ms}
+    return write_response(request.api_key, request.api_version, values)
+
+
+def _with_throttle(request: Request, answer: bytes) -> bytes:
+    """Return the controller's response with the longer throttle time: the controller's or this node's.
+
+    In the responses of all APIs that are forwarded, the throttle time comes first.
+    """
+    if load(request.api_key, request.api_version, "response").fields[0].name != THROTTLE_TIME:
+        return answer
+    (request.throttle_ms,) = _INT32.unpack_from(answer)
+    own_ms = 0 if request.limits is None else request.limits.settle()
+    return answer if own_ms <= request.throttle_ms else _INT32.pack(own_ms) + answer[_INT32.size :]

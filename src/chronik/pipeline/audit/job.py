@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from chronik.client.properties import Target
 from chronik.pipeline.audit.blocks import (
     ABORTED,
     ACKED,
@@ -71,7 +72,7 @@ FINDING_SCHEMA = pa.schema(
 class AuditRequest:
     """What to compare. `start_ms`: omit records before that time. `log`: auto, or one of the methods of audit.log."""
 
-    bootstrap: str
+    bootstrap: Target
     topic: str
     ledger: str | None = None
     receipts: str | None = None

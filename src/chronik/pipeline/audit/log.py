@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chronik.client.node_http import HttpError, get_blocking
+from chronik.client.node_http import HttpError, caller_of, get_blocking
+from chronik.client.properties import ClientSettings, Target
 from chronik.pipeline.audit.blocks import CONTROL, READABLE
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, record_rows, rows_table
 from chronik.pipeline.errors import PipelineError
@@ -45,7 +46,7 @@ class LogRange:
 
     requested: RecordRange
     topic_id: str
-    bootstrap: str
+    bootstrap: Target
     how: str
     nodes: tuple[str, ...]
     block_bits: int
@@ -131,15 +132,17 @@ def _from_headers(task: LogRange) -> Iterator[Any]:
 def _page(task: LogRange, offset: int) -> _Page:
     requested = task.requested
     path = f"/api/topics/{requested.topic}/batches"
-    query = {"partition": requested.partition, "from": offset, "to": requested.stop, "limit": PAGE_BATCHES}
+    offsets = {"from": offset, "to": requested.stop}
+    query: dict[str, Any] = {"partition": requested.partition, **offsets, "limit": PAGE_BATCHES}
     failure = "none of its nodes has an HTTP address"
+    caller = caller_of(ClientSettings.of(task.bootstrap).security)
     for node in task.nodes:
         try:
-            return _decode_page(get_blocking(node, path, HTTP_TIMEOUT_S, **query))
+            return _decode_page(get_blocking(node, path, HTTP_TIMEOUT_S, caller, **query))
         except HttpError as error:
             failure = str(error)
         except msgspec.MsgspecError as error:
-            failure = f"http://{node}: {error}"
+            failure = f"{node}: {error}"
     raise PipelineError(f"no node lists the batches of {requested.partition_name} ({failure}): pass --log records")
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chronik.client.properties import Target
 from chronik.pipeline.errors import PipelineError, failure_line
 from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable
 from chronik.pipeline.land.landed_offsets import LandedOffsets
@@ -21,6 +22,7 @@ from chronik.pipeline.land.progress import Figures, ProgressAccount, offsets_of
 from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.task import REPORT_SCHEMA, NewFile, WriteTask, remove_files
 from chronik.pipeline.source.blocking import BlockingCluster, topic_id
+from chronik.pipeline.source.options import connection_options
 from chronik.pipeline.source.reading import ReadSettings
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ ROWS_PER_CHUNK = 32 * 1024
 class LandSettings:
     """The settings that all topics of a job share."""
 
-    bootstrap: str
+    bootstrap: Target
     to: str
     checkpoint: str
     token: str
@@ -65,7 +67,7 @@ def dead_letters_name(topic: str) -> str:
     return f"{topic}_dead_letters"
 
 
-def topic_ids(bootstrap: str, topics: list[str]) -> dict[str, str]:
+def topic_ids(bootstrap: Target, topics: list[str]) -> dict[str, str]:
     """Look up topic ids before Spark starts, so that a wrong name fails at once. Raises PipelineError."""
     with BlockingCluster(bootstrap) as cluster:
         return {name: topic_id(topic) for name, topic in cluster.require_topics(topics).items()}
@@ -139,7 +141,7 @@ class TopicLanding:
     def _read(self) -> DataFrame:
         settings = self._settings
         options = {
-            "kafka.bootstrap.servers": settings.bootstrap,
+            **connection_options(settings.bootstrap, own=settings.source == OWN_SOURCE),
             "subscribe": self.topic,
             "includeHeaders": "true",
             "kafka.isolation.level": "read_committed",

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
 from chronik.client.producer import TIMEOUT_MS
+from chronik.client.properties import Target
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.options import bootstrap_of, checked, number, one_of
 from chronik.wire.compression import CODECS
@@ -38,7 +39,7 @@ _COLUMNS: Mapping[str, tuple[DataType, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    bootstrap: str
+    bootstrap: Target
     topic: str | None
     is_exactly_once: bool
     codec: int

@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import TypeVar
 
 from chronik.client.cluster import Cluster
-from chronik.client.endpoint import EndpointError, parse_bootstrap
-from chronik.client.errors import ClientError
+from chronik.client.endpoint import EndpointError
+from chronik.client.errors import ClientError, LostAtFirstRequest, SecurityError
 from chronik.client.groups import Groups
 from chronik.client.layout import TopicLayout
+from chronik.client.properties import ClientSettings, Target
 from chronik.client.topics import Topics
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.ranges import Partition
@@ -31,14 +32,15 @@ logger = logging.getLogger(__name__)
 class BlockingCluster:
     """A client for one cluster, used from one thread. Close it to close its sockets."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
+    def __init__(self, target: Target) -> None:
+        settings = ClientSettings.of(target)
+        self.bootstrap = settings.bootstrap
         try:
-            addresses = parse_bootstrap(bootstrap)
+            addresses = settings.endpoints
         except EndpointError as error:
             raise PipelineError(f"the brokers' addresses: {error}") from None
         self.loop = asyncio.new_event_loop()
-        self.cluster = Cluster(addresses, client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
+        self.cluster = Cluster(addresses, client_id=CLIENT_ID, timeout_s=TIMEOUT_S, security=settings.security)
 
     def __enter__(self) -> BlockingCluster:
         return self
@@ -63,6 +65,8 @@ class BlockingCluster:
         """Wait for the result. Raises PipelineError if the brokers do not answer, or refuse."""
         try:
             return self.loop.run_until_complete(work)
+        except (SecurityError, LostAtFirstRequest) as error:
+            raise PipelineError(str(error)) from None
         except ClientError as error:
             raise PipelineError(f"no answer from {self.bootstrap}: {error}; is the broker running there?") from None
         except KafkaError as error:

@@ -11,9 +11,15 @@
     kafka.isolation.level               read_uncommitted or read_committed
     rangesOnly                          rows are ranges to read, not records (`ranges`): for our own jobs
 
+    kafka.security.protocol, kafka.sasl.*, kafka.ssl.*    the client's security, as in Spark's source
+    kafka.properties.file               a file with client settings, so that secrets stay out of Spark
+
 A timestamp takes precedence over offsets, as in Spark's source. All other `kafka.` options, such as
-`kafka.fetch.max.bytes`, are accepted and ignored. Options that change access (TLS, SASL) are rejected, because this
-source does not support them.
+`kafka.fetch.max.bytes`, are accepted and ignored.
+
+Spark shows options in its UI, its plans and its event log, and hides only those with a suspicious name. So passwords
+belong in the file: Spark passes on its path, and each process that connects reads it. A password in an option is
+accepted, as Spark's source does.
 """
 
 from __future__ import annotations
@@ -24,6 +30,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chronik.client.properties import (
+    ClientSettings,
+    PropertiesError,
+    Target,
+    java_properties,
+    load_settings,
+    settings_of,
+)
+from chronik.client.security import PLAINTEXT_SECURITY, SecuritySettingError
 from chronik.client.topics import EARLIEST, LATEST
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.ranges import Partition
@@ -37,7 +52,8 @@ NAMES = {
         *("failOnDataLoss", "includeHeaders", "groupIdPrefix", "rangesOnly"),
     )
 }
-REFUSED = ("kafka.sasl.", "kafka.ssl.")
+SECURITY = ("kafka.sasl.", "kafka.ssl.", "kafka.security.protocol", "kafka.enable.ssl.certificate.verification")
+PROPERTIES_FILE = "kafka.properties.file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    bootstrap: str
+    bootstrap: Target
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: frozenset[Partition] | None = None
@@ -98,24 +114,47 @@ class SourceOptions:
 
 
 def checked(given: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by lower-case name. Raises PipelineError for an option that is refused, or not in `names`."""
+    """Return the options by lower-case name. Raises PipelineError for an option that is not in `names`."""
     options = {name.lower(): value for name, value in given.items()}
-    for name, value in options.items():
-        if name.startswith(REFUSED) or (name == "kafka.security.protocol" and value.upper() != "PLAINTEXT"):
-            raise PipelineError(
-                f"option {name}: format chronik has no TLS or SASL; use Spark's own connector "
-                "(format kafka, or --source kafka)"
-            )
+    for name in options:
         if not name.startswith("kafka.") and name not in names:
             raise PipelineError(f"option {name} is unknown: the names are {', '.join(sorted(names.values()))}")
     return options
 
 
-def bootstrap_of(options: Mapping[str, str]) -> str:
+def bootstrap_of(options: Mapping[str, str]) -> Target:
+    """Return the cluster. Raises PipelineError without addresses, or with wrong client settings."""
     bootstrap = ",".join(_listed(options.get("kafka.bootstrap.servers", "")))
-    if not bootstrap:
-        raise PipelineError("option kafka.bootstrap.servers is missing: give HOST:PORT[,...]")
-    return bootstrap
+    path = options.get(PROPERTIES_FILE, "").strip()
+    security = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith(SECURITY)}
+    if path and security:
+        raise PipelineError(f"give {PROPERTIES_FILE} or kafka.{min(security)}, not both")
+    try:
+        if path:
+            return load_settings(path, bootstrap or None)
+        if not bootstrap:
+            raise PipelineError("option kafka.bootstrap.servers is missing: give HOST:PORT[,...]")
+        settings = settings_of(security, bootstrap)
+    except (PropertiesError, SecuritySettingError) as error:
+        raise PipelineError(f"{'option ' + PROPERTIES_FILE if path else 'kafka. options'}: {error}") from None
+    return bootstrap if settings.security == PLAINTEXT_SECURITY else settings
+
+
+def connection_options(target: Target, *, own: bool = True) -> dict[str, str]:
+    """Return the options that name a cluster, of format chronik or of Spark's own connector (`own` is False).
+
+    For format chronik, secrets stay in their file. Spark's connector has no such option; the session hides them.
+    """
+    settings = ClientSettings.of(target)
+    options = {"kafka.bootstrap.servers": settings.bootstrap}
+    if settings.security == PLAINTEXT_SECURITY:
+        return options
+    if own and settings.path is not None:
+        return {**options, PROPERTIES_FILE: settings.path}
+    try:
+        return options | {f"kafka.{name}": value for name, value in java_properties(settings.security).items()}
+    except SecuritySettingError as error:
+        raise PipelineError(str(error)) from None
 
 
 def _what_to_read(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, frozenset[Partition] | None]:

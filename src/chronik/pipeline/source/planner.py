@@ -34,7 +34,7 @@ class Position:
     offsets: Mapping[Partition, int]
     ids: Mapping[str, str] = field(default_factory=dict)
 
-    def to_json(self, bootstrap: str = "", group: str = "") -> dict[str, Any]:
+    def to_json(self, bootstrap: str = "", group: str = "", properties: str = "") -> dict[str, Any]:
         topics: dict[str, Any] = {}
         for (topic, partition), offset in sorted(self.offsets.items()):
             entry = topics.setdefault(topic, {"id": self.ids.get(topic, ""), "offsets": {}})
@@ -42,6 +42,8 @@ class Position:
         written: dict[str, Any] = {"version": VERSION, "topics": topics}
         if group:
             written |= {"bootstrap": bootstrap, "group": group}
+            if properties:
+                written["properties"] = properties
         return written
 
     @classmethod

@@ -16,6 +16,7 @@ from chronik.client.batches import fetch_partition
 from chronik.client.cluster import Deadline
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
+from chronik.client.properties import Target
 from chronik.client.topics import EARLIEST, Topics
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
@@ -34,7 +35,7 @@ STALLED_S_MAX = 60.0
 class ReadSettings:
     """How to read a range; the same for all tasks of a job."""
 
-    bootstrap: str
+    bootstrap: Target
     with_headers: bool = False
     committed_only: bool = False
     fail_on_data_loss: bool = True

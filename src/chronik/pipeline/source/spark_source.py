@@ -18,6 +18,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 
+from chronik.client.properties import ClientSettings, PropertiesError, load_settings
+from chronik.client.security import PLAINTEXT_SECURITY
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.columns import arrow_schema
@@ -143,7 +145,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._committed = position
 
     def _to_json(self, position: Position) -> dict[str, Any]:
-        return position.to_json(self._options.bootstrap, self._options.group)
+        settings, group = ClientSettings.of(self._options.bootstrap), self._options.group
+        if settings.path is None and settings.security != PLAINTEXT_SECURITY:
+            group = ""  # positions are public, so the listener could not connect; the source commits by itself
+        return position.to_json(settings.bootstrap, group, settings.path or "")
 
     def _planner(self) -> Planner:
         return Planner(self._options, self._open(), logger.warning)
@@ -185,13 +190,13 @@ def _commit_position(written: str) -> bool:
     """Commit a position to the group that it names. Return False if it names none, or if the commit failed."""
     try:
         position = json.loads(written)
-        bootstrap, group = position["bootstrap"], position["group"]
+        bootstrap, group, path = position["bootstrap"], position["group"], position.get("properties", "")
     except (ValueError, KeyError, TypeError):
         return False
     try:
         offsets = Position.from_json(position).offsets
-        with BlockingCluster(bootstrap) as cluster:
+        with BlockingCluster(load_settings(path, bootstrap) if path else bootstrap) as cluster:
             return cluster.commit(group, offsets)
-    except PipelineError as error:
+    except (PipelineError, PropertiesError) as error:
         logger.warning("offsets were not committed to group %s: %s", group, error)
         return False

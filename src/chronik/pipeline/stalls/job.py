@@ -10,10 +10,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
+from chronik.client.properties import Target
 from chronik.metadata.image import TRACES_TOPIC
 from chronik.observe.traces import decode_trace
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.source.options import connection_options
 from chronik.pipeline.stalls.detector import LEAST_MS, Stall, StallDetector, Window, judge
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class TraceResult:
         return [stall for stall in self.stalls if (stall.topic, stall.partition) == (one.topic, one.partition)]
 
 
-def check_traces(bootstrap: str) -> None:
+def check_traces(bootstrap: Target) -> None:
     """Raises PipelineError if there is nothing to read, before Spark is started for it."""
     with BlockingCluster(bootstrap) as cluster:
         if TRACES_TOPIC not in cluster.topics([TRACES_TOPIC]):
@@ -84,7 +86,7 @@ def check_traces(bootstrap: str) -> None:
 
 def stalls_of(
     spark: SparkSession,
-    bootstrap: str,
+    bootstrap: Target,
     start_ms: int | None = None,
     least_ms: float = LEAST_MS,
     topic: str | None = None,
@@ -110,10 +112,10 @@ def stalls_of(
     return TraceResult(stalls, traced, sum(row.unreadable for row in rows), least_ms / 1000)
 
 
-def _events(spark: SparkSession, bootstrap: str, start_ms: int | None, topic: str | None) -> DataFrame:
+def _events(spark: SparkSession, bootstrap: Target, start_ms: int | None, topic: str | None) -> DataFrame:
     from pyspark.sql import functions as sql
 
-    options = {"kafka.bootstrap.servers": bootstrap, "subscribe": TRACES_TOPIC, "failOnDataLoss": "false"}
+    options = {**connection_options(bootstrap), "subscribe": TRACES_TOPIC, "failOnDataLoss": "false"}
     if start_ms is not None:
         options |= {"startingTimestamp": str(start_ms), "startingOffsetsByTimestampStrategy": "latest"}
     text = spark.read.format("chronik").options(**options).load().select(sql.col("value").cast("string").alias("text"))

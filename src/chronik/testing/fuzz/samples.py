@@ -75,6 +75,8 @@ _VALUES: Mapping[str, Any] = {
     "producer_epoch": -1,
     "key_type": 0,
     "config_operation": 0,
+    "entity_type": "user",
+    "match_type": 0,
     "member_id": "",
     "protocol_type": "consumer",
     "session_timeout": 6000,
@@ -86,7 +88,14 @@ _VALUES: Mapping[str, Any] = {
 _NULL = ("transactional_id", "group_instance_id")
 _EMPTY = ((ApiKey.CREATE_TOPICS, "assignments"), (ApiKey.CREATE_PARTITIONS, "assignments"))
 # The node rejects a request with a duplicate name before any other check.
-_UNREPEATED = (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
+_UNREPEATED = (
+    ApiKey.CREATE_TOPICS,
+    ApiKey.CREATE_PARTITIONS,
+    ApiKey.ALTER_CONFIGS,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS,
+    ApiKey.ALTER_CLIENT_QUOTAS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +219,11 @@ def usual_value(field: Field, structure: str, topic_id: uuid.UUID) -> Any:
     """Return what a sane client might send in this field."""
     if field.name == "name":
         return _name(structure)
+    if structure == "OpData" and field.name == "key":
+        # No request takes time on a simulated node: a mutant that sets this quota cannot throttle the fuzzer.
+        return "request_percentage"
+    if field.kind == "float64":
+        return 1000.0
     if field.name in _VALUES:
         return _VALUES[field.name]
     if field.is_nullable and field.name in _NULL:

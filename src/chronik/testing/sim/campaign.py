@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import traceback
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -47,6 +48,14 @@ class Campaign:
         )
 
 
+def _run_seed(seed: int, scenario: str) -> Report:
+    """Run a seed in a worker process. Not every exception can be passed to another process, and none names the seed."""
+    try:
+        return run_seed(seed, scenario)
+    except Exception:
+        raise RuntimeError(f"{scenario} seed {seed} raised:\n{traceback.format_exc()}") from None
+
+
 def campaign(scenario: str, first_seed: int, *, seconds: float, jobs: int, failures_max: int = 1) -> Campaign:
     """Run consecutive seeds for `seconds`, or until `failures_max` have failed."""
     result = Campaign(scenario, first_seed)
@@ -57,7 +66,7 @@ def campaign(scenario: str, first_seed: int, *, seconds: float, jobs: int, failu
         while True:
             is_over = perf_counter() - started_s > seconds or len(result.failures) >= failures_max
             while not is_over and len(waiting) < jobs * AHEAD:
-                waiting.add(pool.submit(run_seed, next_seed, scenario))
+                waiting.add(pool.submit(_run_seed, next_seed, scenario))
                 next_seed += 1
             if not waiting:
                 break

@@ -79,13 +79,13 @@ class SimClient:
 
     async def leader(self, topic: str, partition: int) -> Connection:
         """Return a connection to the partition's leader; retry until there is one."""
+        return await self.insist(lambda: self.find_leader(topic, partition))
 
-        async def find() -> Connection:
-            deadline = Deadline(REQUEST_TIMEOUT_S)
-            leaders = await self._any_node().leaders(topic, frozenset({partition}), deadline=deadline)
-            return await self.cluster.connection(leaders[partition], deadline)
-
-        return await self.insist(find)
+    async def find_leader(self, topic: str, partition: int) -> Connection:
+        """Return a connection to the partition's leader. Raises KafkaError and ClientError."""
+        deadline = Deadline(REQUEST_TIMEOUT_S)
+        leaders = await self._any_node().leaders(topic, frozenset({partition}), deadline=deadline)
+        return await self.cluster.connection(leaders[partition], deadline)
 
     async def coordinator(self, group: str) -> Connection:
         """Return a connection to the group's coordinator. Raises KafkaError and ClientError."""
@@ -141,10 +141,16 @@ class SimClient:
 
 
 def produce_request(
-    version: int, topic: str, partition: int, batch: bytes, acks: int = ACKS_ALL, transactional_id: str | None = None
+    version: int,
+    topic: str,
+    partition: int,
+    batch: bytes,
+    acks: int = ACKS_ALL,
+    transactional_id: str | None = None,
+    timeout_ms: int = PRODUCE_TIMEOUT_MS,
 ) -> bytes:
     topics = [ProduceTopic(topic, None, [(partition, memoryview(batch))])]
-    return write_produce_request(version, ProduceRequest(transactional_id, acks, PRODUCE_TIMEOUT_MS, topics))
+    return write_produce_request(version, ProduceRequest(transactional_id, acks, timeout_ms, topics))
 
 
 def produced_offset(version: int, body: memoryview) -> int:

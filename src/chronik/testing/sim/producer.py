@@ -2,6 +2,8 @@
 
 An idempotent producer resends batches in order with the same sequences until all are acknowledged. Any other producer
 never sends a record twice: an unanswered batch may or may not be in the log, and later batches start a new stream.
+
+A patient producer waits long for a response, and meanwhile sends later batches to a new leader, as librdkafka does.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ from chronik.wire.api import ApiKey
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import KafkaError
 
+PATIENT_TIMEOUT_S = 20.0
+PRODUCE_TIMEOUT_SHARE = 0.7
+"""The node gives up before the client does, as with real clients."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
@@ -42,6 +48,8 @@ class ProducerSettings:
     record_bytes_max: int
     pause_s: float
     """Mean time between batches of one partition."""
+    is_patient: bool = False
+    """Whether later batches go to a new leader while earlier ones have no response yet. Only if idempotent."""
 
 
 @dataclass(slots=True)
@@ -113,25 +121,32 @@ class _ProduceLane:
     async def _send_and_wait(self, connection: Connection) -> None:
         """Keep the pipeline full until a request fails; then wait for all requests in flight, and return."""
         version = connection.version(ApiKey.PRODUCE, TOPIC_NAMES_MAX_VERSION)
-        in_flight: deque[tuple[Batch, asyncio.Future[memoryview]]] = deque()
+        in_flight: deque[tuple[Batch, Connection, asyncio.Future[memoryview]]] = deque()
+
+        def send(batch: Batch) -> None:
+            answer = connection.send(ApiKey.PRODUCE, version, self._request(version, batch))
+            in_flight.append((batch, connection, answer))
+
         for batch in self._unacknowledged:
-            in_flight.append((batch, connection.send(ApiKey.PRODUCE, version, self._request(version, batch))))
+            send(batch)
         is_failed = False
         while in_flight or not (self._producer.is_finishing or is_failed):
             while self._has_room() and not (is_failed or self._producer.is_finishing):
+                if self._settings.is_patient and in_flight:
+                    connection = await self._newest_leader(connection)
                 batch = self._next_batch()
                 self._unacknowledged.append(batch)
-                in_flight.append((batch, connection.send(ApiKey.PRODUCE, version, self._request(version, batch))))
+                send(batch)
                 await self._wait_a_little()
             if not in_flight:
                 continue
-            batch, answer = in_flight.popleft()
+            batch, to, answer = in_flight.popleft()
             try:
-                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                async with asyncio.timeout(self._timeout_s):
                     base_offset = produced_offset(version, await answer)
             except (ClientError, KafkaError, TimeoutError) as error:
                 if isinstance(error, TimeoutError):
-                    connection.close()
+                    to.close()
                 is_failed = True
                 if not self._settings.is_idempotent:
                     # The batch may be in the log; resending it could append it twice.
@@ -142,6 +157,18 @@ class _ProduceLane:
                 if self._settings.is_promise:
                     self._history.acknowledged(batch.names, base_offset)
                 self._unacknowledged.remove(batch)
+
+    @property
+    def _timeout_s(self) -> float:
+        return PATIENT_TIMEOUT_S if self._settings.is_patient else REQUEST_TIMEOUT_S
+
+    async def _newest_leader(self, connection: Connection) -> Connection:
+        """Return a connection to the leader that some node names, else the given one."""
+        try:
+            return await self._producer.find_leader(*self._history.name)
+        except (ClientError, KafkaError, TimeoutError) as error:
+            self._producer.count(error)
+            return connection
 
     def _has_room(self) -> bool:
         """Limit the batches from the first unacknowledged one on to `in_flight_max`, as real clients do."""
@@ -174,11 +201,15 @@ class _ProduceLane:
         return Batch(self._batches - 1, names, data)
 
     def _request(self, version: int, batch: Batch) -> bytes:
-        return produce_request(version, *self._history.name, batch.data, self._settings.acks)
+        timeout_ms = int(self._timeout_s * PRODUCE_TIMEOUT_SHARE * 1000)
+        return produce_request(version, *self._history.name, batch.data, self._settings.acks, timeout_ms=timeout_ms)
 
     async def _wait_a_little(self) -> None:
         """Sleep between batches, but often not at all, so that some are sent back to back."""
-        if self._random.random() < 0.6:
+        if self._settings.is_patient and self._random.random() < 0.05:
+            # Long enough for a failover, so that some batches are sent before it and some after it.
+            await asyncio.sleep(self._random.uniform(0.0, 4.0))
+        elif self._random.random() < 0.6:
             await asyncio.sleep(self._random.expovariate(1.0) * self._settings.pause_s)
 
 

@@ -14,6 +14,7 @@ from typing import ClassVar
 from chronik.client.topics import Topics
 from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.replicas.partition import Partition
+from chronik.storage.aborted import AbortedIndexDamaged
 from chronik.testing.sim.client import READ_COMMITTED, TOPIC, Service, SimClient
 from chronik.testing.sim.cluster_faults import ClusterNemesis, LoneCut
 from chronik.testing.sim.cluster_scenarios import BESIDE, REPLICAS, ROT_SEGMENT_BYTES, ThreeNodes, batches_of
@@ -43,6 +44,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 ENDED_S_MAX = 25.0
 """The longest timeout of a transaction is 4 s. A marker on a connection that fell silent is repeated after 15 s."""
+REBUILT_S_MAX = 30.0
 FILES_SHARE = 0.25
 FILES_PAUSE_S = 1.0
 INDEX_SHARE = 0.25
@@ -296,8 +298,14 @@ class Transactions(ThreeNodes):
         return DiskNemesis(targets, self._kinds) if self._kinds else TransactionNemesis(targets)
 
     def _clients_end(self) -> bool:
-        return super()._clients_end() and self._reaches(
-            ENDED_S_MAX, lambda: not self._open_transaction(), "all transactions have ended", self._open_transaction
+        return (
+            super()._clients_end()
+            and self._reaches(
+                ENDED_S_MAX, lambda: not self._open_transaction(), "all transactions have ended", self._open_transaction
+            )
+            and self._reaches(
+                REBUILT_S_MAX, lambda: not self._damaged_index(), "damaged indexes are rebuilt", self._damaged_index
+            )
         )
 
     def _open_transaction(self) -> str:
@@ -320,6 +328,19 @@ class Transactions(ThreeNodes):
                         f"{topic}-{index} at {name}: last stable offset {hosted.last_stable_offset} of "
                         f"{hosted.high_watermark}, open: {dict(hosted.log.open_transactions())}"
                     )
+        return ""
+
+    def _damaged_index(self) -> str:
+        """Read every index of aborted transactions, as a consumer does: that has a damaged one rebuilt. Name one."""
+        for topic, index in self._audited():
+            for name, hosted, _ in self._copies(topic, index):
+                try:
+                    job = hosted.aborted_job(hosted.log_start_offset, hosted.log_end_offset)
+                    if job is not None:
+                        job()
+                except AbortedIndexDamaged as error:
+                    hosted.lookup_failed(error)
+                    return f"{name}: {error}"
         return ""
 
     def check_at_rest(self) -> None:

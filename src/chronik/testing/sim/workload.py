@@ -82,14 +82,16 @@ class WorkloadSettings:
 
 def _producer(random: Random, is_idempotent: bool, is_alone: bool) -> ProducerSettings:
     acks = ACKS_ALL if is_idempotent else random.choice((0, 1, 1, ACKS_ALL))
+    in_flight_max = random.randint(1, 5)
     return ProducerSettings(
         acks=acks,
         is_promise=acks == ACKS_ALL or is_alone,
         is_idempotent=is_idempotent,
-        in_flight_max=random.randint(1, 5),
+        in_flight_max=in_flight_max,
         batch_records_max=random.choice((1, 5, 20)),
         record_bytes_max=random.choice((20, 200, 2_000)),
         pause_s=random.choice((10e-3, 30e-3, 80e-3)),
+        is_patient=is_idempotent and not is_alone and in_flight_max >= 4,
     )
 
 

@@ -3,6 +3,7 @@
 import { h, show } from "./dom.js";
 import { clock } from "./format.js";
 import { Live } from "./live.js";
+import { keepSession, logOut } from "./session.js";
 import { note } from "./spark.js";
 import { noteSample } from "./stalls.js";
 import { overview } from "./overview.js";
@@ -14,6 +15,7 @@ const TRACES_MAX = 8000;
 const state = {
   isConnected: null, // null: not yet
   heardAt: null,
+  session: null,
   cluster: null,
   topics: null,
   topic: null,
@@ -112,6 +114,8 @@ function top() {
       "p",
       { class: "server", id: "connection" },
       cluster?.node_id !== undefined && h("span", { class: "node" }, `node ${cluster.node_id}`),
+      state.session?.principal && h("span", { class: "user", title: state.session.principal }, state.session.principal.replace(/^User:/, "")),
+      state.session?.csrf && h("button", { type: "button", class: "plain", onclick: logOut }, "Log out"),
       h("span", { class: `dot ${state.isConnected ? "ok" : state.isConnected === null ? "" : "bad"}` }),
       h("span", null, status),
     ),
@@ -138,4 +142,8 @@ document.getElementById("skip").onclick = (event) => {
 };
 addEventListener("hashchange", go);
 setInterval(draw, 1000);
+keepSession((session) => {
+  state.session = session;
+  draw();
+});
 go();

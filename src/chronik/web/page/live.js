@@ -1,5 +1,7 @@
 // One stream of server-sent events, which reconnects by itself.
 
+import { checkSession } from "./session.js";
+
 const EVENTS = ["cluster", "topics", "topic", "groups", "group", "transactions", "traces"];
 const SILENCE_MS = 8000; // A node sends an event every 3 s. A paused node keeps its connections open, but sends nothing.
 const RETRY_MS = 1000;
@@ -49,6 +51,8 @@ export class Live {
     this.source?.close();
     this.source = null;
     this.onConnection(false);
+    // A stream ends with its session, too.
+    checkSession();
     clearTimeout(this.retry);
     this.retry = setTimeout(() => this.#open(), RETRY_MS);
   }

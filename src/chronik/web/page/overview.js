@@ -71,7 +71,7 @@ function nodePanel(cluster) {
     { title: "Node", cell: (node) => [h("strong", null, node.id), node.id === cluster.controller && badge("accent", "controller"), node.id === cluster.node_id && badge("", "this node")] },
     { title: "State", class: "status", cell: (node) => h("span", { class: "state" }, h("span", { class: `dot ${STATES[node.state]?.[0] ?? ""}` }), STATES[node.state]?.[1] ?? node.state) },
     { title: "Kafka", class: "mono", cell: (node) => node.kafka },
-    { title: "Page", class: "mono", cell: (node) => (node.http && node.id !== cluster.node_id ? h("a", { href: `http://${node.http}/` }, node.http) : node.http || "–") },
+    { title: "Page", class: "mono", cell: (node) => (node.http && node.id !== cluster.node_id ? h("a", { href: `${location.protocol}//${node.http}/` }, node.http) : node.http || "–") },
     { title: "Leads", number: true, cell: (node) => count(node.leaders) },
     { title: "Replicas", number: true, cell: (node) => count(node.replicas) },
     { title: "In sync", number: true, cell: (node) => h("span", { class: node.in_sync < node.replicas ? "warn" : "" }, count(node.in_sync)) },

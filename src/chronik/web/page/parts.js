@@ -1,6 +1,7 @@
 // Elements that several views share.
 
 import { h } from "./dom.js";
+import { leave } from "./session.js";
 
 export const badge = (tone, text, title) => h("span", { class: `badge ${tone}`, title }, text);
 
@@ -46,6 +47,7 @@ export async function getJson(path) {
     throw new Error("this node did not answer: retry when it is back");
   }
   const body = await response.json().catch(() => ({}));
+  if (response.status === 401) leave();
   if (!response.ok) throw new Error(body.error ?? `the node answered ${response.status}`);
   return body;
 }

@@ -106,6 +106,7 @@ function groupsOf(name, groups) {
 }
 
 function settingsPanel(known) {
+  if (known.configs === null) return panel("Topic settings", null, empty(`You may not see the settings: ask for DESCRIBE_CONFIGS on topic ${known.name}.`));
   const entries = Object.entries(known.configs);
   const columns = [
     { title: "Setting", class: "mono", cell: ([key]) => key },
