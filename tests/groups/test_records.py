@@ -24,7 +24,7 @@ from chronik.groups.records import (
     write_offset_value,
 )
 
-names = st.text(max_size=20).filter(lambda text: text.isprintable())
+names = st.text(st.characters(codec="utf-8"), max_size=20)
 int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)
 offsets = st.builds(CommittedOffset, int64s, int32s, names, int64s)
