@@ -224,7 +224,7 @@ class Authorizer:
 
     def _matching(self, resource_type: ResourceType, name: str) -> Iterator[dict[str, _Grants]]:
         """Return the ACLs of each pattern that matches the name, by principal."""
-        for literal in {name, WILDCARD}:
+        for literal in (name,) if name == WILDCARD else (name, WILDCARD):
             by_principal = self._literals.get((resource_type, literal))
             if by_principal is not None:
                 yield by_principal

@@ -86,7 +86,7 @@ class ProducerStates:
     def get(self, producer_id: int) -> ProducerState | None:
         return self._states.get(producer_id)
 
-    def check(self, header: BatchHeader, *, may_be_early: bool = False) -> AppendResult | None:
+    def check(self, header: BatchHeader, may_be_early: bool = False) -> AppendResult | None:
         """Return None if the batch may be appended, its earlier result if it already was. Raises KafkaError otherwise.
 
         An unknown producer may start with any sequence: its older batches may have expired. With `may_be_early`,

@@ -246,7 +246,7 @@ class Partition:
         self._is_in_doubt = False
         """Whether the log may end with records that this node appended as leader and that the new leader lacks."""
         self._early_until_s = 0.0
-        """Until then, `_may_be_early` is True; 0: it is not."""
+        """Until then, `_may_be_early` is True; 0: it is not, and not called."""
         self._deleting = asyncio.Lock()
 
     def _set_trace(self) -> None:
@@ -474,7 +474,7 @@ class Partition:
                 if transaction is None:
                     raise KafkaError(ErrorCode.transactional_id_authorization_failed, ID_NEEDED)
                 self.verifications.check_order(header, verified)
-            repeated = self.log.producers.check(header, may_be_early=self._may_be_early())
+            repeated = self.log.producers.check(header, self._early_until_s > 0 and self._may_be_early())
             if repeated is not None:
                 return repeated
             if transaction is not None and is_transactional:
@@ -496,7 +496,7 @@ class Partition:
         librdkafka sends later batches to a new leader although earlier ones have no outcome yet. If this log knows the
         producer only from those, it takes the earlier ones for repeated ones when they are resent.
         """
-        if self._early_until_s and self._runtime.loop.time() >= self._early_until_s:
+        if self._runtime.loop.time() >= self._early_until_s:
             self._early_until_s = 0.0
         return self._early_until_s > 0
 
