@@ -129,25 +129,17 @@ class Recorded:
 
     def __init__(self) -> None:
         self.questions: list[tuple[Any, ...]] = []
+        self.denials: list[tuple[Any, ...]] = []
 
-    def allows(
-        self,
-        principal: str,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-        *,
-        is_audited: bool,
-        api: str = "",
-    ) -> bool:
-        self.questions.append((principal, host, operation, name, is_audited, api))
+    def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        self.questions.append((principal, host, operation, resource_type, name))
         return False
 
-    def allows_any(
-        self, principal: str, host: str, operation: Operation, resource_type: ResourceType, *, api: str = ""
-    ) -> bool:
+    def allows_any(self, *_: object) -> bool:
         return False
+
+    def denied(self, *denial: Any) -> None:
+        self.denials.append(denial)
 
 
 def test_an_access_names_the_client_and_its_api_and_audits_only_requests() -> None:
@@ -159,10 +151,13 @@ def test_an_access_names_the_client_and_its_api_and_audits_only_requests() -> No
     assert not access.allows_any(Operation.WRITE, TOPIC)
     client = ("User:alice", "10.0.0.1")
     assert decisions.questions[:2] == [
-        (*client, Operation.READ, "a", True, "Fetch"),
-        (*client, Operation.DESCRIBE, "a", False, ""),
+        (*client, Operation.READ, TOPIC, "a"),
+        (*client, Operation.DESCRIBE, TOPIC, "a"),
     ]
-    assert not any(is_audited for *_, is_audited, _ in decisions.questions[1:])
+    assert decisions.denials == [
+        (*client, "Fetch", Operation.READ, TOPIC, "a"),
+        (*client, "Fetch", Operation.WRITE, TOPIC, ""),
+    ]
 
 
 def test_an_open_access_allows_everything() -> None:

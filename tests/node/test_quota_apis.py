@@ -137,22 +137,15 @@ class Nothing:
     def __init__(self) -> None:
         self.requested: list[tuple[Operation, ResourceType]] = []
 
-    def allows(
-        self,
-        principal: str,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-        *,
-        is_audited: bool,
-        api: str = "",
-    ) -> bool:
+    def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         self.requested.append((operation, resource_type))
         return False
 
-    def allows_any(self, *_: object, **__: object) -> bool:
+    def allows_any(self, *_: object) -> bool:
         return False
+
+    def denied(self, *_: object) -> None:
+        pass
 
 
 def test_quotas_need_rights_on_the_cluster() -> None:

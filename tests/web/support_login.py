@@ -37,24 +37,14 @@ class Acls:
         self.granted = {*granted, *((p, IMPLIED[o], t, n) for p, o, t, n in granted if o in IMPLIED)}
         self.audited: list[str] = []
 
-    def allows(
-        self,
-        principal: str,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-        *,
-        is_audited: bool,
-        api: str = "",
-    ) -> bool:
-        is_allowed = (principal, operation, resource_type, name) in self.granted
-        if not is_allowed and is_audited:
-            self.audited.append(name)
-        return is_allowed
+    def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return (principal, operation, resource_type, name) in self.granted
 
-    def allows_any(self, *_: object, **__: object) -> bool:
+    def allows_any(self, *_: object) -> bool:
         return False
+
+    def denied(self, principal: str, host: str, api: str, *denied: Any) -> None:
+        self.audited.append(denied[-1])
 
 
 ALICE = "User:alice"

@@ -31,6 +31,9 @@ class AuthorizationService:
             config.super_users, allow_everyone_if_no_acl_found=config.allow_everyone_if_no_acl_found
         )
         self._audit = DenialAudit(runtime)
+        self.allows = self._authorizer.allows
+        self.allows_any = self._authorizer.allows_any
+        self.denied = self._audit.denied
 
     def start(self, metadata: MetadataLog) -> None:
         """Follow the metadata. Called before the node serves clients."""
@@ -46,31 +49,6 @@ class AuthorizationService:
                 self._authorizer.add(event.acls)
             elif isinstance(event, AclsDeleted):
                 self._authorizer.remove(event.acls)
-
-    def allows(
-        self,
-        principal: str,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-        *,
-        is_audited: bool,
-        api: str = "",
-    ) -> bool:
-        if self._authorizer.allows(principal, host, operation, resource_type, name):
-            return True
-        if is_audited:
-            self._audit.denied(principal, host, api, operation, resource_type, name)
-        return False
-
-    def allows_any(
-        self, principal: str, host: str, operation: Operation, resource_type: ResourceType, *, api: str = ""
-    ) -> bool:
-        if self._authorizer.allows_any(principal, host, operation, resource_type):
-            return True
-        self._audit.denied(principal, host, api, operation, resource_type, "")
-        return False
 
 
 class DenialAudit:

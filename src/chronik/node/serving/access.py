@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from chronik.authorization.acls import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
@@ -50,23 +51,17 @@ OPERATIONS = {
 class Decisions(Protocol):
     """The authorizer, as a connection uses it."""
 
-    def allows(
-        self,
-        principal: str,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-        *,
-        is_audited: bool,
-        api: str = "",
-    ) -> bool:
-        """Decide, and audit a denial unless the caller only filters what it lists (`is_audited` is False)."""
+    @property
+    def allows(self) -> Callable[[str, str, Operation, ResourceType, str], bool]:
+        """Decides from principal, host, operation, and the type and name of a resource."""
 
-    def allows_any(
-        self, principal: str, host: str, operation: Operation, resource_type: ResourceType, *, api: str = ""
-    ) -> bool:
-        """Whether the client may carry out the operation on at least one resource of the type. Audited."""
+    def allows_any(self, principal: str, host: str, operation: Operation, resource_type: ResourceType) -> bool:
+        """Whether the client may carry out the operation on at least one resource of the type."""
+
+    def denied(
+        self, principal: str, host: str, api: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> None:
+        """Audit a denial. An empty name is any resource of the type."""
 
 
 class Access:
@@ -96,16 +91,15 @@ class Access:
     def allows(self, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Whether the client may carry out an operation that it requested on a named resource."""
         decisions = self._decisions
-        return decisions is None or decisions.allows(
-            self.principal, self.host, operation, resource_type, name, is_audited=True, api=self.api
-        )
+        if decisions is None or decisions.allows(self.principal, self.host, operation, resource_type, name):
+            return True
+        decisions.denied(self.principal, self.host, self.api, operation, resource_type, name)
+        return False
 
     def has(self, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """As `allows`, but not audited: another right may suffice, or the caller only filters what it lists."""
         decisions = self._decisions
-        return decisions is None or decisions.allows(
-            self.principal, self.host, operation, resource_type, name, is_audited=False
-        )
+        return decisions is None or decisions.allows(self.principal, self.host, operation, resource_type, name)
 
     def sees(self, resource_type: ResourceType, name: str) -> bool:
         """Whether a listing shows the resource to the client: it needs DESCRIBE. Not audited."""
@@ -114,9 +108,10 @@ class Access:
     def allows_any(self, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether the client may carry out the operation on at least one resource of the type."""
         decisions = self._decisions
-        return decisions is None or decisions.allows_any(
-            self.principal, self.host, operation, resource_type, api=self.api
-        )
+        if decisions is None or decisions.allows_any(self.principal, self.host, operation, resource_type):
+            return True
+        decisions.denied(self.principal, self.host, self.api, operation, resource_type, "")
+        return False
 
     def require(self, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> None:
         """Raise the type's authorization error unless the client has the right."""
@@ -132,11 +127,14 @@ class Access:
 class NoRights:
     """Decisions that deny everything, and audit nothing: nobody decided about this client."""
 
-    def allows(self, *_: object, **__: object) -> bool:
+    def allows(self, *_: object) -> bool:
         return False
 
-    def allows_any(self, *_: object, **__: object) -> bool:
+    def allows_any(self, *_: object) -> bool:
         return False
+
+    def denied(self, *_: object) -> None:
+        pass
 
 
 OPEN_ACCESS = Access(ANONYMOUS, "", None)
