@@ -63,6 +63,8 @@ def test_kafka_topics_creates_describes_alters_and_deletes_a_topic(
     topic, partitions = described(kafka_tools.ok("kafka-topics", *at, "--describe", "--topic", name))
     assert (topic["Topic"], topic["PartitionCount"], topic["ReplicationFactor"]) == (name, "5", "3")
     assert "retention.ms=-1" in topic["Configs"].split(",")
+    by_id, _ = described(kafka_tools.ok("kafka-topics", *at, "--describe", "--topic-id", topic["TopicId"]))
+    assert by_id == topic
     shown = {
         int(partition["Partition"]): (
             int(partition["Leader"]),
@@ -166,15 +168,27 @@ def test_kafka_reassign_partitions_moves_replicas_and_reports_completion(
     assert {frozenset(replicas) for replicas in replicas_in(wanted).values()} == {frozenset({2, 3})}
 
     plan = ("--reassignment-json-file", write_json(wanted))
-    started = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--execute")
+    started = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--execute", "--throttle", "10000000")
     assert "Successfully started partition reassignments" in started
 
+    def throttles() -> set[str]:
+        entities = (("topics", name), *(("brokers", str(node.id)) for node in shared_nodes))
+        shown = [
+            kafka_tools.ok("kafka-configs", *at, "--entity-type", kind, "--entity-name", entity, "--describe")
+            for kind, entity in entities
+        ]
+        return set(re.findall(r"^  ([a-z.]+\.throttled\.[a-z]+)=", "\n".join(shown), re.MULTILINE))
+
+    sides = ("leader", "follower")
+    assert throttles() == {f"{side}.replication.throttled.{what}" for side in sides for what in ("replicas", "rate")}
+
     def has_moved() -> bool:
-        # --verify also removes replication throttles, which is an error if the nodes do not know these configs.
+        # --verify also removes replication throttles.
         verified = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--verify")
         return len(re.findall(r"Reassignment of partition \S+ is completed", verified)) == 2
 
     eventually(has_moved, 60, "kafka-reassign-partitions reports that all replicas are moved")
+    assert throttles() == set()
     states = shared_nodes.partitions(name)
     assert {index: list(state.replicas) for index, state in states.items()} == replicas_in(wanted)
     assert "No partition reassignments found" in kafka_tools.ok("kafka-reassign-partitions", *at, "--list")

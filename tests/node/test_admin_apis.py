@@ -368,12 +368,14 @@ async def test_partitions_are_added_in_every_version(tmp_path: Path, version: in
 async def test_delete_records_works_only_if_the_cleanup_policy_allows_it(tmp_path: Path, version: int) -> None:
     async with running(tmp_path) as broker:
         await create(broker, wanted("orders", 2), wanted("kept", cleanup_policy="compact"))
+        await create(broker, wanted("forever", cleanup_policy=""))
         partitions = [{"partition_index": index, "offset": offset} for index, offset in ((0, 3), (1, -1), (9, 1))]
         values = {
             "topics": [
                 {"name": "orders", "partitions": partitions},
                 {"name": "kept", "partitions": [{"partition_index": 0, "offset": 1}]},
                 {"name": "__consumer_offsets", "partitions": [{"partition_index": 0, "offset": 1}]},
+                {"name": "forever", "partitions": [{"partition_index": 0, "offset": 1}]},
             ],
             "timeout": 5000,
         }
@@ -387,6 +389,7 @@ async def test_delete_records_works_only_if_the_cleanup_policy_allows_it(tmp_pat
             (-1, ErrorCode.unknown_topic_or_partition),
             (-1, ErrorCode.policy_violation),
             (-1, ErrorCode.invalid_topic_exception),
+            (1, ErrorCode.none),
         ]
 
 
@@ -504,6 +507,10 @@ async def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) 
         assert configs()["cleanup.policy"] == "compact"
         settings = broker.require_leader("orders", 0).settings
         assert settings.log_config.cleanup_compact and not settings.log_config.cleanup_delete
+        await change(broker, TOPIC, "orders", ("cleanup.policy", SUBTRACT, "compact"))
+        assert configs()["cleanup.policy"] == ""
+        settings = broker.require_leader("orders", 0).settings
+        assert not settings.log_config.cleanup_compact and not settings.log_config.cleanup_delete
 
 
 @pytest.mark.parametrize(
@@ -514,7 +521,7 @@ async def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) 
         (TOPIC, "orders", [("no.such", APPEND, "1")], ErrorCode.invalid_config),
         (TOPIC, "orders", [("flush.ms", SET, "soon")], ErrorCode.invalid_config),
         (TOPIC, "orders", [("flush.ms", APPEND, "1")], ErrorCode.invalid_config),
-        (TOPIC, "orders", [("cleanup.policy", SUBTRACT, "delete")], ErrorCode.invalid_config),
+        (TOPIC, "orders", [("cleanup.policy", APPEND, "shred")], ErrorCode.invalid_config),
         (TOPIC, "orders", [("flush.ms", SET, None)], ErrorCode.invalid_request),
         (TOPIC, "orders", [("flush.ms", 9, "1")], ErrorCode.invalid_request),
         (TOPIC, "orders", [("flush.ms", SET, "1"), ("flush.ms", SET, "2")], ErrorCode.invalid_request),

@@ -85,11 +85,15 @@ def _not_done(wait_s: float) -> KafkaError:
 
 
 def find_topic(image: ClusterImage, entry: Any) -> TopicImage | None:
-    """Return the topic that an entry of a request names: by name, or by id if it has no name."""
-    name, topic_id = getattr(entry, "name", None), getattr(entry, "topic_id", None)
-    if name is not None:
-        return image.topic(name)
-    return None if topic_id is None else image.topic_by_id(topic_id)
+    """Return the topic that an entry of a request names: by its id, or by name if it has none.
+
+    Java's client sends an id with an empty name.
+    """
+    topic_id = getattr(entry, "topic_id", None)
+    if topic_id is not None:
+        return image.topic_by_id(topic_id)
+    name = getattr(entry, "name", None)
+    return None if name is None else image.topic(name)
 
 
 def topic_key(topic: object) -> Values:

@@ -1,8 +1,8 @@
 """Metadata (key 3), versions 0-13.
 
 Behaviour
-- Answered from this node's image: the live brokers, and the topics requested by name or id; null (in v0 an empty list)
-  means all topics, an empty list none.
+- Answered from this node's image: the live brokers, and the topics requested by name or id (an id takes precedence);
+  null (in v0 an empty list) means all topics, an empty list none.
 - A topic that does not exist is created if the node's `auto_create_topics` and the request allow it, and the response
   contains its leaders.
 - If a leader has just failed, the response waits briefly for its successor, and still lists the failed node.
@@ -67,7 +67,10 @@ async def handle(node: Services, request: Request) -> Values:
         ]
     else:
         found = [find_topic(node.metadata.image, entry) for entry in requested]
-        names = [entry.name if topic is None else topic.name for entry, topic in zip(requested, found, strict=True)]
+        names = [
+            _requested_name(entry) if topic is None else topic.name
+            for entry, topic in zip(requested, found, strict=True)
+        ]
         seen = [name is None or access.allows(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names]
         await node.departures.wait_for_failover(
             [name for name, is_seen in zip(names, seen, strict=True) if name is not None and is_seen]
@@ -77,7 +80,7 @@ async def handle(node: Services, request: Request) -> Values:
         topics = [
             await _find(node, request, entry, may_create)
             if is_seen
-            else _failed(entry.name, _requested_id(entry), ErrorCode.topic_authorization_failed)
+            else _failed(_requested_name(entry), _requested_id(entry), ErrorCode.topic_authorization_failed)
             for entry, is_seen in zip(requested, seen, strict=True)
         ]
     if getattr(message, "include_topic_authorized_operations", False):
@@ -104,9 +107,9 @@ async def _find(node: Services, request: Request, entry: Any, may_create: bool) 
     topic = find_topic(image, entry)
     if topic is not None:
         return _described(image, topic, _Absent.on(image, request))
-    name = entry.name
+    name = _requested_name(entry)
     if name is None:
-        return _failed(None, entry.topic_id, ErrorCode.unknown_topic_id)
+        return _failed(None, _requested_id(entry), ErrorCode.unknown_topic_id)
     try:
         access = request.access
         if may_create and not access.has(Operation.CREATE, ResourceType.CLUSTER):
@@ -122,7 +125,13 @@ async def _find(node: Services, request: Request, entry: Any, may_create: bool) 
 
 
 def _requested_id(entry: Any) -> object:
-    return getattr(entry, "topic_id", None) if entry.name is None else None
+    return getattr(entry, "topic_id", None)
+
+
+def _requested_name(entry: Any) -> str | None:
+    """Return the name by which the topic is requested; None if it is requested by id."""
+    name: str | None = entry.name if _requested_id(entry) is None else None
+    return name
 
 
 async def _create(node: Services, name: str) -> TopicImage:
@@ -205,7 +214,7 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     topics = request.message.topics or ()
     return {
         "brokers": [],
-        "topics": [_failed(topic.name, getattr(topic, "topic_id", None), code) for topic in topics],
+        "topics": [_failed(_requested_name(topic), _requested_id(topic), code) for topic in topics],
     }
 
 

@@ -328,6 +328,8 @@ class PartitionHost:
         image = self.image
         self._defaults = topic_defaults(self._runtime.config, image)
         self._runtime.traces.topics = traced_topics(image, self._defaults)
+        if only_topic is None:
+            self.replication.limit_rates(image)
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
             if topic is not None and (only_topic is None or topic.name == only_topic):
