@@ -43,7 +43,7 @@ from chronik.node.serving.access import OPEN_ACCESS
 from chronik.node.serving.api import Api
 from chronik.node.serving.connection import Request
 from chronik.node.topic_settings import topic_defaults, topic_settings
-from chronik.observe.logging import silent_logger
+from chronik.observe.logging import make_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.disk import RealDisk
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -96,7 +96,7 @@ class FakeBroker:
 
     def __init__(self, config: NodeConfig, env: Environment, metadata: MetadataLog) -> None:
         self.config, self.metadata = config, metadata
-        self.runtime = Runtime.make(config, env, Metrics(), silent_logger())
+        self.runtime = Runtime.make(config, env, Metrics(), make_logger(lambda line: None, env.wall_ms, config.levels))
         self.controller = WillingLeaders(metadata)
         self.node_id = config.node_id
         self.stuck: asyncio.Event | None = None
@@ -468,6 +468,33 @@ async def test_the_loggers_of_a_broker_are_listed_with_their_levels(tmp_path: Pa
         configs = {config.name: config.value for config in (await describe(broker, LOGGER, "1")).configs}
         assert configs["groups"] == "DEBUG"
         assert configs["root"] == configs["storage"] == "WARN"
+
+
+async def test_the_levels_of_loggers_are_altered_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    async with running(tmp_path, log_levels={"groups": "debug"}) as broker:
+
+        async def levels() -> dict[str, str]:
+            return {config.name: config.value for config in (await describe(broker, LOGGER, "1")).configs}
+
+        before = await levels()
+        for name, changes, code in (
+            ("1", [("raft", SET, "DEBUG"), ("no.such", SET, "DEBUG")], ErrorCode.invalid_config),
+            ("1", [("raft", SET, "DEBUG"), ("storage", SET, "LOUD")], ErrorCode.invalid_config),
+            ("1", [("raft", SET, "DEBUG"), ("root", DELETE, None)], ErrorCode.invalid_request),
+            ("1", [("raft", APPEND, "DEBUG")], ErrorCode.invalid_request),
+            ("2", [("raft", SET, "DEBUG")], ErrorCode.invalid_request),
+            ("", [("raft", SET, "DEBUG")], ErrorCode.invalid_request),
+        ):
+            assert (await change(broker, LOGGER, name, *changes)).error_code == code
+        await change(broker, LOGGER, "1", ("raft", SET, "ERROR"), validate_only=True)
+        assert await levels() == before
+        changed = await change(
+            broker, LOGGER, "1", ("raft", SET, "TRACE"), ("groups", DELETE, None), ("root", SET, "warn")
+        )
+        assert changed.error_code == ErrorCode.none
+        after = await levels()
+        assert (after["raft"], after["groups"], after["storage"], after["root"]) == ("DEBUG", "WARN", "WARN", "WARN")
+        assert broker.image.broker_configs == {}
 
 
 async def change(

@@ -1,7 +1,6 @@
 """The replication rate of throttled replicas, on a clock of the test's own."""
 
-from chronik.metadata.config_definitions import LONG_MAX
-from chronik.replication.throttle import ReplicationThrottle
+from chronik.replication.throttle import UNLIMITED, ReplicationThrottle
 
 
 def test_without_a_limit_nothing_is_throttled() -> None:
@@ -32,5 +31,5 @@ def test_a_new_rate_applies_to_the_bytes_that_are_not_paid_yet() -> None:
     assert not throttle.is_exceeded(2.01)
     throttle.limit(0, 3.0)
     assert throttle.is_exceeded(1e9)
-    throttle.limit(LONG_MAX, 1e9)
+    throttle.limit(UNLIMITED, 1e9)
     assert not throttle.is_exceeded(1e9)

@@ -10,9 +10,11 @@ from chronik.node.admin.topics import Topics
 from chronik.node.apis import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    add_raft_voter,
     alter_client_quotas,
     alter_configs,
     alter_partition_reassignments,
+    alter_replica_log_dirs,
     alter_user_scram_credentials,
     api_versions,
     create_acls,
@@ -29,6 +31,8 @@ from chronik.node.apis import (
     describe_groups,
     describe_log_dirs,
     describe_producers,
+    describe_quorum,
+    describe_topic_partitions,
     describe_transactions,
     describe_user_scram_credentials,
     elect_leaders,
@@ -50,6 +54,7 @@ from chronik.node.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    remove_raft_voter,
     sasl_authenticate,
     sasl_handshake,
     sync_group,
@@ -66,6 +71,7 @@ from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
@@ -83,6 +89,7 @@ class ApiServices:
 
     runtime: Runtime
     metadata: MetadataLog
+    raft: RaftService
     controller: ControllerService
     departures: Departures
     producer_ids: ProducerIds
@@ -155,7 +162,7 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (describe_acls.API, lambda node: partial(describe_acls.handle, node.runtime.config, node.metadata)),
     (create_acls.API, lambda node: partial(create_acls.handle, node.runtime.config, node.metadata)),
     (delete_acls.API, lambda node: partial(delete_acls.handle, node.runtime.config, node.metadata)),
-    (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime.config, node.metadata)),
+    (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime, node.metadata)),
     (alter_configs.API, lambda node: partial(alter_configs.handle, node.runtime, node.metadata, node.host)),
     (describe_log_dirs.API, lambda node: partial(describe_log_dirs.handle, node.runtime, node.metadata, node.host)),
     (
@@ -175,6 +182,14 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (alter_client_quotas.API, lambda node: partial(alter_client_quotas.handle, node.runtime, node.metadata)),
     (describe_cluster.API, lambda node: partial(describe_cluster.handle, node.metadata)),
     (describe_producers.API, lambda node: partial(describe_producers.handle, node.host)),
+    (alter_replica_log_dirs.API, lambda node: partial(alter_replica_log_dirs.handle, node.runtime, node.host)),
+    (describe_quorum.API, lambda node: partial(describe_quorum.handle, node.runtime, node.raft)),
+    (
+        describe_topic_partitions.API,
+        lambda node: partial(describe_topic_partitions.handle, node.metadata, node.departures),
+    ),
+    (add_raft_voter.API, lambda node: partial(add_raft_voter.handle, node.metadata, node.controller)),
+    (remove_raft_voter.API, lambda node: partial(remove_raft_voter.handle, node.metadata, node.controller)),
     (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),
     (describe_transactions.API, lambda node: partial(describe_transactions.handle, node.transactions)),
     (list_transactions.API, lambda node: partial(list_transactions.handle, node.runtime, node.transactions)),

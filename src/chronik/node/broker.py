@@ -182,6 +182,7 @@ class Broker:
             ApiServices(
                 runtime=runtime,
                 metadata=self.metadata,
+                raft=member.raft,
                 controller=member.controller,
                 departures=self.departures,
                 producer_ids=self.producer_ids,

@@ -6,7 +6,8 @@ never throttled: producers wait for them.
 
 from __future__ import annotations
 
-from chronik.metadata.config_definitions import LONG_MAX
+UNLIMITED = 2**63 - 1
+"""Kafka's default rate."""
 
 
 class ReplicationThrottle:
@@ -17,13 +18,13 @@ class ReplicationThrottle:
     """
 
     def __init__(self) -> None:
-        self._rate = LONG_MAX
+        self._rate = UNLIMITED
         self._debt_bytes = 0.0
         self._paid_s = 0.0
 
     @property
     def is_limited(self) -> bool:
-        return self._rate < LONG_MAX
+        return self._rate < UNLIMITED
 
     @property
     def bytes_max(self) -> int:

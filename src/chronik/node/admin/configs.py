@@ -44,6 +44,8 @@ class ResourceType(IntEnum):
 
 
 LOGGER_LEVELS: Mapping[str, int] = {"DEBUG": DEBUG, "INFO": INFO, "WARN": WARNING, "ERROR": ERROR}
+KAFKA_LOGGER_LEVELS: Mapping[str, int] = {**LOGGER_LEVELS, "TRACE": DEBUG, "FATAL": ERROR}
+"""Kafka has two more levels; each stands for the nearest one here."""
 ROOT_LOGGER = "root"
 COMPONENTS = (
     "authorizer",
@@ -52,10 +54,12 @@ COMPONENTS = (
     "links",
     "metadata",
     "node",
+    "quotas",
     "raft",
     "replication",
     "storage",
     "traces",
+    "transactions",
 )
 
 
@@ -112,13 +116,13 @@ def broker_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[V
 def logger_entries(levels: LogLevels) -> list[Values]:
     """Return the log level of each component, and under the name `root` the level of all other components."""
     names = {level: name for name, level in LOGGER_LEVELS.items()}
-    loggers = {name: levels.level_of(name) for name in (*COMPONENTS, *levels.components)}
+    loggers = {name: levels.level_of(name) for name in _loggers(levels)}
     loggers[ROOT_LOGGER] = levels.default
     return [
         {
             "name": component,
             "value": names[level],
-            "read_only": True,
+            "read_only": False,
             "config_source": ConfigSource.DYNAMIC_BROKER_LOGGER,
             "is_sensitive": False,
             "synonyms": [],
@@ -127,6 +131,10 @@ def logger_entries(levels: LogLevels) -> list[Values]:
         }
         for component, level in sorted(loggers.items())
     ]
+
+
+def _loggers(levels: LogLevels) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*COMPONENTS, *levels.components)))
 
 
 def chosen(
@@ -272,6 +280,11 @@ async def alter_resources(
         if (resource_type, name) in repeated:
             raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
         require_config_right(request.access, acls.Operation.ALTER_CONFIGS, resource_type, name)
+        if resource_type == ResourceType.BROKER_LOGGER and not replaces_all:
+            levels = _changed_levels(runtime, name, changes)
+            if not message.validate_only:
+                runtime.log.levels = levels
+            return {}
 
         def plan(image: ClusterImage) -> AlterConfigs:
             resource = _Resource(resource_type, name, runtime.config, image)
@@ -293,6 +306,47 @@ async def alter_resources(
         for (resource_type, name), resource in zip(keys, message.resources, strict=True)
     ]
     return {"responses": await within(runtime, WAIT, entries)}
+
+
+def has_only_loggers(message: Any) -> bool:
+    """Whether a request to alter configs names only loggers, which the broker that receives it alters itself."""
+    return bool(message.resources) and all(
+        resource.resource_type == ResourceType.BROKER_LOGGER for resource in message.resources
+    )
+
+
+def _changed_levels(runtime: Runtime, name: str, changes: list[Change]) -> LogLevels:
+    """Return the log levels after the changes. KafkaError if the broker, a logger or a level is unknown."""
+    if name != str(runtime.node_id):
+        raise KafkaError(
+            ErrorCode.invalid_request, f"Unexpected broker id, expected {runtime.node_id} but received {name!r}"
+        )
+    if repeated := duplicates(change.name for change in changes):
+        raise KafkaError(ErrorCode.invalid_request, f"Error due to duplicate config keys: {', '.join(repeated)}")
+    levels = runtime.log.levels
+    new: dict[str, int | None] = {change.name: _new_level(levels, change) for change in changes}
+    return levels.changed({key: level for key, level in new.items() if key != ROOT_LOGGER}, new.get(ROOT_LOGGER))
+
+
+def _new_level(levels: LogLevels, change: Change) -> int | None:
+    """Return the level that a change sets; None if the logger is to follow `root` again."""
+    if change.name != ROOT_LOGGER and change.name not in _loggers(levels):
+        raise KafkaError(ErrorCode.invalid_config, f"Logger {change.name} does not exist!")
+    if change.operation == Operation.DELETE:
+        if change.name == ROOT_LOGGER:
+            raise KafkaError(
+                ErrorCode.invalid_request, f"Removing the log level of the {ROOT_LOGGER} logger is not allowed"
+            )
+        return None
+    if change.operation != Operation.SET:
+        raise KafkaError(ErrorCode.invalid_request, f"Config operation {change.operation} is not allowed for loggers")
+    level = KAFKA_LOGGER_LEVELS.get((change.value or "").strip().upper())
+    if level is None:
+        known = ", ".join(KAFKA_LOGGER_LEVELS)
+        raise KafkaError(
+            ErrorCode.invalid_config, f"Cannot set the log level of {change.name} to {change.value!r}: use {known}"
+        )
+    return level
 
 
 refuse_resources = refuse_entries(

@@ -33,6 +33,12 @@ def refuse_entries(field: str, entries: Callable[[Request], Iterable[Values]]) -
     return lambda request, code: {field: [{**entry, "error_code": code} for entry in entries(request)]}
 
 
+def require_cluster(image: ClusterImage, cluster_id: str | None) -> None:
+    """Raise INCONSISTENT_CLUSTER_ID if a request is meant for another cluster."""
+    if cluster_id is not None and cluster_id != image.cluster_id:
+        raise KafkaError(ErrorCode.inconsistent_cluster_id, f"this is cluster {image.cluster_id}, not {cluster_id}")
+
+
 def duplicates(items: Iterable[H]) -> list[H]:
     """Return the items that occur more than once, each once, in the order of first occurrence."""
     return [item for item, count in Counter(items).items() if count > 1]

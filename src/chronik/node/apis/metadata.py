@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import (
-    NO_LEADER,
     OFFSETS_TOPIC,
     TRANSACTIONS_TOPIC,
     ClusterImage,
@@ -27,6 +26,7 @@ from chronik.metadata.image import (
     check_topic_name,
 )
 from chronik.node.admin.responses import NOT_REQUESTED, cluster_operations, find_topic
+from chronik.node.admin.topic_description import AbsentBrokers, described_topic
 from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
@@ -59,9 +59,9 @@ async def handle(node: Services, request: Request) -> Values:
     if requested is None or (request.api_version == 0 and not requested):
         await node.departures.wait_for_failover(None)
         image = node.metadata.image
-        absent = _Absent.on(image, request)
+        absent = _absent(image, request)
         topics = [
-            _described(image, topic, absent)
+            described_topic(image, topic, absent)
             for name, topic in sorted(image.topics.items())
             if access.sees(ResourceType.TOPIC, name)
         ]
@@ -106,7 +106,7 @@ async def _find(node: Services, request: Request, entry: Any, may_create: bool) 
     image = node.metadata.image
     topic = find_topic(image, entry)
     if topic is not None:
-        return _described(image, topic, _Absent.on(image, request))
+        return described_topic(image, topic, _absent(image, request))
     name = _requested_name(entry)
     if name is None:
         return _failed(None, _requested_id(entry), ErrorCode.unknown_topic_id)
@@ -119,7 +119,7 @@ async def _find(node: Services, request: Request, entry: Any, may_create: bool) 
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
         created = await _create(node, name)
         image = node.metadata.image
-        return _described(image, created, _Absent.on(image, request))
+        return described_topic(image, created, _absent(image, request))
     except KafkaError as error:
         return _failed(name, None, error.code)
 
@@ -156,58 +156,14 @@ async def _create(node: Services, name: str) -> TopicImage:
     return node.metadata.image.require_topic(name)
 
 
+def _absent(image: ClusterImage, request: Request) -> AbsentBrokers:
+    names_listener = request.api_version >= FIRST_VERSION_WITH_LISTENER_ERROR
+    error = ErrorCode.listener_not_found if names_listener else ErrorCode.leader_not_available
+    return AbsentBrokers.on(image, request, error)
+
+
 def _failed(name: str | None, topic_id: object, code: ErrorCode) -> Values:
     return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": []}
-
-
-class _Absent(NamedTuple):
-    """The live brokers that lack the client's listener, and the error of the partitions that they lead."""
-
-    brokers: frozenset[int]
-    error: ErrorCode
-
-    @classmethod
-    def on(cls, image: ClusterImage, request: Request) -> _Absent:
-        listener = request.listener
-        brokers = frozenset(
-            broker.id for broker in image.brokers.values() if not broker.is_fenced and broker.address(listener) is None
-        )
-        names_listener = request.api_version >= FIRST_VERSION_WITH_LISTENER_ERROR
-        return cls(brokers, ErrorCode.listener_not_found if names_listener else ErrorCode.leader_not_available)
-
-
-def _described(image: ClusterImage, topic: TopicImage, absent: _Absent) -> Values:
-    values = _described_for_all(image, topic)
-    if absent.brokers:
-        for partition in values["partitions"]:
-            replicas = partition["replica_nodes"]
-            partition["offline_replicas"] = [
-                replica for replica in replicas if replica in absent.brokers or not image.is_live(replica)
-            ]
-            if partition["leader_id"] in absent.brokers:
-                partition |= {"leader_id": NO_LEADER, "error_code": absent.error}
-    return values
-
-
-def _described_for_all(image: ClusterImage, topic: TopicImage) -> Values:
-    return {
-        "error_code": ErrorCode.none,
-        "name": topic.name,
-        "topic_id": topic.id,
-        "is_internal": topic.is_internal,
-        "partitions": [
-            {
-                "error_code": ErrorCode.none if partition.leader >= 0 else ErrorCode.leader_not_available,
-                "partition_index": partition.partition,
-                "leader_id": partition.leader,
-                "leader_epoch": partition.leader_epoch,
-                "replica_nodes": partition.replicas,
-                "isr_nodes": partition.isr,
-                "offline_replicas": [replica for replica in partition.replicas if not image.is_live(replica)],
-            }
-            for partition in topic.partitions
-        ],
-    }
 
 
 def on_error(request: Request, code: ErrorCode) -> Values:

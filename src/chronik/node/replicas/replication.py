@@ -15,7 +15,6 @@ from uuid import UUID
 
 from chronik.client.connection import Connection
 from chronik.metadata.broker_configs import BROKER_CONFIGS, FOLLOWER_THROTTLED_RATE, LEADER_THROTTLED_RATE
-from chronik.metadata.config_definitions import LONG_MAX
 from chronik.metadata.image import ClusterImage, PartitionImage
 from chronik.node.replicas.checkpoints import Checkpoints
 from chronik.node.replicas.partition import HowFound, Partition
@@ -25,7 +24,7 @@ from chronik.node.runtime import Runtime
 from chronik.node.topic_settings import dynamic_values
 from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
 from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
-from chronik.replication.throttle import ReplicationThrottle
+from chronik.replication.throttle import UNLIMITED, ReplicationThrottle
 from chronik.storage.log import Log
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -143,8 +142,8 @@ class Replication:
             (self.follower_throttle, FOLLOWER_THROTTLED_RATE),
         ):
             values = dynamic_values(name, self._node_id, image)
-            rate = BROKER_CONFIGS[name].parse(values[0].value) if values else LONG_MAX
-            throttle.limit(int(rate) if isinstance(rate, int | float) else LONG_MAX, self._loop.time())
+            rate = BROKER_CONFIGS[name].parse(values[0].value) if values else UNLIMITED
+            throttle.limit(int(rate) if isinstance(rate, int | float) else UNLIMITED, self._loop.time())
 
     def role_changed(self, partition: Partition) -> None:
         """Follow the partition's leader, or monitor its replicas if this node leads."""
