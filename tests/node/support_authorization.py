@@ -602,8 +602,13 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
 }
 """By API."""
 
-WITHOUT_RIGHTS = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
-"""They come before a client has rights, and are errors on this listener, which does not use SASL."""
+WITHOUT_RIGHTS = {
+    ApiKey.SASL_HANDSHAKE,
+    ApiKey.SASL_AUTHENTICATE,
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
+    ApiKey.PUSH_TELEMETRY,
+}
+"""The first two come before a client has rights, and are errors on this listener, which does not use SASL."""
 
 LAST = (ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS)
 """They remove what other requests need."""

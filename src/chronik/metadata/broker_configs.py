@@ -121,6 +121,7 @@ STATIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _static("quota.window.num", _I, "How many samples a rate is measured over."),
         _static("quota.window.size.seconds", _I, "How long each of these samples is."),
         _static("socket.request.max.bytes", _I, "The largest request that is read."),
+        _static("telemetry.max.bytes", _I, "The most bytes of metrics that a client may push at once."),
     )
 )
 

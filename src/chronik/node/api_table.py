@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from chronik.node.admin.telemetry import ClientTelemetry
 from chronik.node.admin.topics import Topics
 from chronik.node.apis import (
     add_offsets_to_txn,
@@ -39,6 +40,7 @@ from chronik.node.apis import (
     end_txn,
     fetch,
     find_coordinator,
+    get_telemetry_subscriptions,
     heartbeat,
     incremental_alter_configs,
     init_producer_id,
@@ -54,6 +56,7 @@ from chronik.node.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    push_telemetry,
     remove_raft_voter,
     sasl_authenticate,
     sasl_handshake,
@@ -105,6 +108,7 @@ class ApiServices:
     fetch_sessions: FetchSessions
     verifier: Verifier
     quotas: ClientQuotas
+    telemetry: ClientTelemetry
 
 
 COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
@@ -188,6 +192,8 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
         describe_topic_partitions.API,
         lambda node: partial(describe_topic_partitions.handle, node.metadata, node.departures),
     ),
+    (get_telemetry_subscriptions.API, lambda node: partial(get_telemetry_subscriptions.handle, node.telemetry)),
+    (push_telemetry.API, lambda node: partial(push_telemetry.handle, node.telemetry)),
     (add_raft_voter.API, lambda node: partial(add_raft_voter.handle, node.metadata, node.controller)),
     (remove_raft_voter.API, lambda node: partial(remove_raft_voter.handle, node.metadata, node.controller)),
     (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),

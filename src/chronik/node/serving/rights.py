@@ -143,6 +143,8 @@ RIGHTS: Mapping[int, tuple[Right, ...]] = {
         Right(Operation.DESCRIBE, TOPIC, OMITTED, "for the topics of the transaction"),
     ),
     66: (Right(Operation.DESCRIBE, TRANSACTIONAL_ID, OMITTED),),
+    71: (),
+    72: (),
     75: (
         Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR, "if the topic is named"),
         Right(Operation.DESCRIBE, TOPIC, OMITTED, "if all topics are requested"),
