@@ -10,12 +10,14 @@ CLIENTS_MAX = 200
 """How many clients are shown. `total` counts all of them."""
 
 
-def client_metrics_view(node: NodeView) -> schemas.ClientMetrics:
+def client_metrics_view(node: NodeView, *, with_values: bool = True) -> schemas.ClientMetrics:
+    """Return the clients that this node heard last, and the last values of their metrics."""
     instances = node.pushing_clients
-    return schemas.ClientMetrics([_client(each) for each in instances[: -CLIENTS_MAX - 1 : -1]], len(instances))
+    newest = reversed(instances[-CLIENTS_MAX:])
+    return schemas.ClientMetrics([_client(each, with_values) for each in newest], len(instances))
 
 
-def _client(instance: ClientInstance) -> schemas.PushingClient:
+def _client(instance: ClientInstance, with_values: bool) -> schemas.PushingClient:
     attributes = instance.attributes
     return schemas.PushingClient(
         instance.client_id,
@@ -27,8 +29,11 @@ def _client(instance: ClientInstance) -> schemas.PushingClient:
         instance.interval_ms,
         list(instance.metrics),
         instance.pushed_ms,
+        len(instance.series),
         [
             schemas.PushedMetric(point.name, dict(point.attributes), point.value, point.is_counter)
             for _, point in sorted(instance.series.items())
-        ],
+        ]
+        if with_values
+        else [],
     )

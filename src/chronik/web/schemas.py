@@ -324,7 +324,10 @@ class PushedMetric(msgspec.Struct, frozen=True):
 
 
 class PushingClient(msgspec.Struct, frozen=True):
-    """A client and what it pushed last. `interval_ms` and `subscribed` are its current subscription."""
+    """A client and what it pushed last. `interval_ms` and `subscribed` are its current subscription.
+
+    The events of the page have no `metrics`, only their number, `series`.
+    """
 
     client_id: str
     instance_id: UUID
@@ -335,6 +338,7 @@ class PushingClient(msgspec.Struct, frozen=True):
     interval_ms: int
     subscribed: list[str]
     pushed_ms: int
+    series: int
     metrics: list[PushedMetric]
 
 
