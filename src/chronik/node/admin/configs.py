@@ -47,7 +47,7 @@ class ResourceType(IntEnum):
 
 LOGGER_LEVELS: Mapping[str, int] = {"DEBUG": DEBUG, "INFO": INFO, "WARN": WARNING, "ERROR": ERROR}
 KAFKA_LOGGER_LEVELS: Mapping[str, int] = {**LOGGER_LEVELS, "TRACE": DEBUG, "FATAL": ERROR}
-"""Kafka has two more levels; each stands for the nearest one here."""
+"""Kafka has two more levels; each maps to the nearest one here."""
 ROOT_LOGGER = "root"
 COMPONENTS = (
     "authorizer",

@@ -6,8 +6,8 @@ Behaviour
 - A response has at most `response_partition_limit` partitions, and at most 2,000. If partitions remain, `next_cursor`
   names the first of them; the client sends it with the same topics to continue. Topics that are deleted meanwhile are
   skipped if all are requested.
-- Partitions are those of Metadata, with the eligible leaders. A partition without a leader has its last known leader
-  as last known eligible one.
+- Partitions have the fields of Metadata, and the eligible leaders. A partition without a leader has its last known
+  leader as last known eligible one.
 - INVALID_REQUEST for a cursor with a negative partition.
 """
 

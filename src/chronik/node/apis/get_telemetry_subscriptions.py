@@ -2,8 +2,8 @@
 
 Behaviour
 - Returns the metrics that a client is to push, and how often: all subscriptions (configs of CLIENT_METRICS) that match
-  the client, with the shortest of their intervals. Without a match the client is to push nothing, and asks again after
-  five minutes.
+  the client, with the shortest of their intervals. Without a match the client is to push nothing, and requests it
+  again after five minutes.
 - A client without an instance id gets one. The id of the subscription depends on it and on the configs only, so that
   every node accepts the client's pushes.
 - THROTTLING_QUOTA_EXCEEDED before the interval has passed, unless the subscription has changed.

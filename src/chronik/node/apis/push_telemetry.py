@@ -2,8 +2,8 @@
 
 Behaviour
 - Keeps the last values of a client's metrics, which are OpenTelemetry's (`wire.otlp`), for /metrics and
-  /api/client-metrics: of those that it is subscribed to, at most 500 series of a client and 20,000 in all. Further
-  series are counted and dropped. A client that is silent for a minute and three intervals is forgotten.
+  /api/client-metrics: of subscribed metrics, at most 500 series of a client and 20,000 in all. Further series are
+  dropped, and a metric shows how many. A client that is silent for a minute and three intervals is forgotten.
 - UNKNOWN_SUBSCRIPTION_ID if the client's subscription has changed: it then requests the new one.
 - THROTTLING_QUOTA_EXCEEDED before the interval has passed, or while too many pushes wait. The last push of a client
   (`terminating`) need not wait for the interval; a further one is INVALID_REQUEST.
