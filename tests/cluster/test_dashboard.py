@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster.support_cluster import Nodes
 from tests.node.support_wire import unique
+from tests.node.test_telemetry import alter, get, push
 from tests.observe.test_metrics import PROMISED
 from tests.support.eventually import eventually
 
@@ -42,6 +43,10 @@ def test_running_nodes_export_every_metric_and_label_that_the_dashboard_queries(
     with shared_nodes.connect(leader % 3 + 1) as stranger:
         assert stranger.fetch_one(topic).error_code == ErrorCode.not_leader_or_follower
     with_cluster(shared_nodes.bootstrap, lambda cluster: Groups(cluster).commit(group, {(topic, 0): 1}))
+
+    with shared_nodes.connect(1) as client:
+        assert alter(client, group, metrics="*", match="client_id=wire-test") == ErrorCode.none
+        assert push(client, get(client)) == ErrorCode.none
 
     dashboard = json.loads(DASHBOARD.read_text())
     targets = [target for panel in dashboard["panels"] for target in panel.get("targets", ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from functools import partial
@@ -164,3 +165,41 @@ def test_kafka_perf_and_verifiable_clients_consume_what_they_produced(
 
 def named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [event for event in events if event["name"] == name]
+
+
+def test_kafka_client_metrics_makes_java_clients_push_their_metrics(
+    shared_nodes: Nodes, kafka_tools: KafkaTools
+) -> None:
+    at, topic, name = ("--bootstrap-server", shared_nodes.bootstrap), shared_nodes.new_topic(1), unique("pushed")
+    subscribe = ("--alter", "--name", name, "--metrics", "org.apache.kafka.producer.", "--interval", "100")
+    kafka_tools.ok("kafka-client-metrics", *at, *subscribe, "--match", f"client_id={name}")
+
+    def described() -> list[dict[str, str | None]]:
+        resource = {"resource_type": 16, "resource_name": name, "configuration_keys": None}
+        results = []
+        for node in shared_nodes:
+            with shared_nodes.connect(node.id) as client:
+                results += client.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [resource]}).results
+        return [{config.name: config.value for config in result.configs} for result in results]
+
+    expected = {"metrics": "org.apache.kafka.producer.", "interval.ms": "100", "match": f"client_id={name}"}
+    eventually(lambda: described() == [expected] * 3, 10, "every node knows the subscription")
+
+    def pushed() -> dict[str, float]:
+        clients = [
+            client
+            for node in shared_nodes
+            for client in json.loads(node.get("/api/client-metrics")[1])["clients"]
+            if client["client_id"] == name
+        ]
+        assert all(client["software_name"] == "apache-kafka-java" for client in clients)
+        return {metric["name"]: metric["value"] for client in clients for metric in client["metrics"]}
+
+    properties = ("--command-property", f"client.id={name}")
+    rate = ("--num-records", "300", "--record-size", "100", "--throughput", "100")
+    kafka_tools.ok("kafka-producer-perf-test", "--topic", topic, *rate, *at, *properties)
+    # The client pushes for the last time when it begins to close, which may be before its last record is sent.
+    assert 0 < pushed()["org.apache.kafka.producer.record.send.total"] <= 300
+
+    kafka_tools.ok("kafka-client-metrics", *at, "--delete", "--name", name)
+    eventually(lambda: described() == [{}] * 3, 10, "every node has dropped the subscription")

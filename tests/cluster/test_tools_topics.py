@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_tools import KafkaTools
+from tests.cluster.support_tools import KafkaTools, table
 from tests.node.support_wire import unique
 from tests.support.eventually import eventually
 
@@ -63,6 +63,8 @@ def test_kafka_topics_creates_describes_alters_and_deletes_a_topic(
     topic, partitions = described(kafka_tools.ok("kafka-topics", *at, "--describe", "--topic", name))
     assert (topic["Topic"], topic["PartitionCount"], topic["ReplicationFactor"]) == (name, "5", "3")
     assert "retention.ms=-1" in topic["Configs"].split(",")
+    by_id, _ = described(kafka_tools.ok("kafka-topics", *at, "--describe", "--topic-id", topic["TopicId"]))
+    assert by_id == topic
     shown = {
         int(partition["Partition"]): (
             int(partition["Leader"]),
@@ -166,15 +168,27 @@ def test_kafka_reassign_partitions_moves_replicas_and_reports_completion(
     assert {frozenset(replicas) for replicas in replicas_in(wanted).values()} == {frozenset({2, 3})}
 
     plan = ("--reassignment-json-file", write_json(wanted))
-    started = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--execute")
+    started = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--execute", "--throttle", "10000000")
     assert "Successfully started partition reassignments" in started
 
+    def throttles() -> set[str]:
+        entities = (("topics", name), *(("brokers", str(node.id)) for node in shared_nodes))
+        shown = [
+            kafka_tools.ok("kafka-configs", *at, "--entity-type", kind, "--entity-name", entity, "--describe")
+            for kind, entity in entities
+        ]
+        return set(re.findall(r"^  ([a-z.]+\.throttled\.[a-z]+)=", "\n".join(shown), re.MULTILINE))
+
+    sides = ("leader", "follower")
+    assert throttles() == {f"{side}.replication.throttled.{what}" for side in sides for what in ("replicas", "rate")}
+
     def has_moved() -> bool:
-        # --verify also removes replication throttles, which is an error if the nodes do not know these configs.
+        # --verify also removes replication throttles.
         verified = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--verify")
         return len(re.findall(r"Reassignment of partition \S+ is completed", verified)) == 2
 
     eventually(has_moved, 60, "kafka-reassign-partitions reports that all replicas are moved")
+    assert throttles() == set()
     states = shared_nodes.partitions(name)
     assert {index: list(state.replicas) for index, state in states.items()} == replicas_in(wanted)
     assert "No partition reassignments found" in kafka_tools.ok("kafka-reassign-partitions", *at, "--list")
@@ -241,9 +255,34 @@ def test_kafka_cluster_and_kafka_broker_api_versions_list_every_node(
     assert "no longer registered" not in unknown.out
 
 
-def test_a_tool_for_an_unsupported_api_fails_with_unsupported_version(
+def test_kafka_metadata_quorum_describes_the_raft_group(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
+    at = ("--bootstrap-server", shared_nodes.bootstrap)
+    out = kafka_tools.ok("kafka-metadata-quorum", *at, "describe", "--status")
+    status = dict(re.findall(r"^(\w+):\s+(.*)$", out, re.MULTILINE))
+    voters = json.loads(status["CurrentVoters"])
+    assert {voter["id"] for voter in voters} == {node.id for node in shared_nodes}
+    assert int(status["LeaderId"]) in {node.id for node in shared_nodes}
+    assert int(status["HighWatermark"]) > 0
+    replicas = table(
+        kafka_tools.ok("kafka-metadata-quorum", *at, "describe", "--replication").replace("NodeId", "NODEID")
+    )
+    assert sorted(replica["Status"] for replica in replicas) == ["Follower", "Follower", "Leader"]
+    assert {replica["NODEID"] for replica in replicas} == {str(node.id) for node in shared_nodes}
+
+
+def test_kafka_configs_describes_and_alters_the_loggers_of_a_broker(
     shared_nodes: Nodes, kafka_tools: KafkaTools
 ) -> None:
-    ran = kafka_tools.run("kafka-metadata-quorum", "--bootstrap-server", shared_nodes.bootstrap, "describe", "--status")
-    assert ran.status == 1
-    assert "UnsupportedVersionException" in ran.out + ran.err
+    at = ("--bootstrap-server", shared_nodes.bootstrap)
+
+    def levels(node_id: int) -> dict[str, str]:
+        of_node = ("--entity-type", "broker-loggers", "--entity-name", str(node_id))
+        out = kafka_tools.ok("kafka-configs", *at, *of_node, "--describe")
+        return dict(re.findall(r"^  ([a-z]+)=([A-Z]+)", out, re.MULTILINE))
+
+    alter = ("kafka-configs", *at, "--alter", "--entity-type", "broker-loggers", "--entity-name", "2")
+    assert levels(2)["storage"] == "INFO"
+    kafka_tools.ok(*alter, "--add-config", "storage=DEBUG")
+    assert (levels(2)["storage"], levels(1)["storage"], levels(3)["storage"]) == ("DEBUG", "INFO", "INFO")
+    kafka_tools.ok(*alter, "--delete-config", "storage")
+    assert levels(2)["storage"] == "INFO"

@@ -568,6 +568,26 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
     ApiKey.DESCRIBE_PRODUCERS: (
         Case(lambda n: {"topics": [{"name": n.topic, "partition_indexes": [0]}]}, needs(READ_ORDERS)),
     ),
+    ApiKey.ALTER_REPLICA_LOG_DIRS: (
+        Case(
+            lambda n: {"dirs": [{"path": "/elsewhere", "topics": [{"name": n.topic, "partitions": [0]}]}]},
+            on_cluster(Operation.ALTER),
+        ),
+    ),
+    ApiKey.DESCRIBE_QUORUM: (
+        Case(
+            lambda n: {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]},
+            on_cluster(Operation.DESCRIBE),
+        ),
+    ),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (
+        Case(lambda n: {"topics": [{"name": n.topic}]}, needs(DESCRIBE_ORDERS)),
+        Case(lambda n: {"topics": []}, needs(DESCRIBE_ORDERS), listed=ORDERS),
+    ),
+    ApiKey.ADD_RAFT_VOTER: (
+        Case(lambda n: {"cluster_id": None, "timeout": 1_000, "voter_id": 9}, on_cluster(Operation.ALTER)),
+    ),
+    ApiKey.REMOVE_RAFT_VOTER: (Case(lambda n: {"cluster_id": None, "voter_id": 9}, on_cluster(Operation.ALTER)),),
     ApiKey.UNREGISTER_BROKER: (Case(lambda n: {"broker_id": 99}, on_cluster(Operation.ALTER)),),
     ApiKey.DESCRIBE_TRANSACTIONS: (
         Case(lambda n: {"transactional_ids": [n.transactional_id]}, needs(DESCRIBE_PAYMENTS)),
@@ -582,8 +602,13 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
 }
 """By API."""
 
-WITHOUT_RIGHTS = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
-"""They come before a client has rights, and are errors on this listener, which does not use SASL."""
+WITHOUT_RIGHTS = {
+    ApiKey.SASL_HANDSHAKE,
+    ApiKey.SASL_AUTHENTICATE,
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
+    ApiKey.PUSH_TELEMETRY,
+}
+"""The first two come before a client has rights, and are errors on this listener, which does not use SASL."""
 
 LAST = (ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS)
 """They remove what other requests need."""

@@ -43,7 +43,7 @@ from chronik.node.serving.access import OPEN_ACCESS
 from chronik.node.serving.api import Api
 from chronik.node.serving.connection import Request
 from chronik.node.topic_settings import topic_defaults, topic_settings
-from chronik.observe.logging import silent_logger
+from chronik.observe.logging import make_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.disk import RealDisk
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -96,7 +96,7 @@ class FakeBroker:
 
     def __init__(self, config: NodeConfig, env: Environment, metadata: MetadataLog) -> None:
         self.config, self.metadata = config, metadata
-        self.runtime = Runtime.make(config, env, Metrics(), silent_logger())
+        self.runtime = Runtime.make(config, env, Metrics(), make_logger(lambda line: None, env.wall_ms, config.levels))
         self.controller = WillingLeaders(metadata)
         self.node_id = config.node_id
         self.stuck: asyncio.Event | None = None
@@ -368,12 +368,14 @@ async def test_partitions_are_added_in_every_version(tmp_path: Path, version: in
 async def test_delete_records_works_only_if_the_cleanup_policy_allows_it(tmp_path: Path, version: int) -> None:
     async with running(tmp_path) as broker:
         await create(broker, wanted("orders", 2), wanted("kept", cleanup_policy="compact"))
+        await create(broker, wanted("forever", cleanup_policy=""))
         partitions = [{"partition_index": index, "offset": offset} for index, offset in ((0, 3), (1, -1), (9, 1))]
         values = {
             "topics": [
                 {"name": "orders", "partitions": partitions},
                 {"name": "kept", "partitions": [{"partition_index": 0, "offset": 1}]},
                 {"name": "__consumer_offsets", "partitions": [{"partition_index": 0, "offset": 1}]},
+                {"name": "forever", "partitions": [{"partition_index": 0, "offset": 1}]},
             ],
             "timeout": 5000,
         }
@@ -387,6 +389,7 @@ async def test_delete_records_works_only_if_the_cleanup_policy_allows_it(tmp_pat
             (-1, ErrorCode.unknown_topic_or_partition),
             (-1, ErrorCode.policy_violation),
             (-1, ErrorCode.invalid_topic_exception),
+            (1, ErrorCode.none),
         ]
 
 
@@ -467,6 +470,33 @@ async def test_the_loggers_of_a_broker_are_listed_with_their_levels(tmp_path: Pa
         assert configs["root"] == configs["storage"] == "WARN"
 
 
+async def test_the_levels_of_loggers_are_altered_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    async with running(tmp_path, log_levels={"groups": "debug"}) as broker:
+
+        async def levels() -> dict[str, str]:
+            return {config.name: config.value for config in (await describe(broker, LOGGER, "1")).configs}
+
+        before = await levels()
+        for name, changes, code in (
+            ("1", [("raft", SET, "DEBUG"), ("no.such", SET, "DEBUG")], ErrorCode.invalid_config),
+            ("1", [("raft", SET, "DEBUG"), ("storage", SET, "LOUD")], ErrorCode.invalid_config),
+            ("1", [("raft", SET, "DEBUG"), ("root", DELETE, None)], ErrorCode.invalid_request),
+            ("1", [("raft", APPEND, "DEBUG")], ErrorCode.invalid_request),
+            ("2", [("raft", SET, "DEBUG")], ErrorCode.invalid_request),
+            ("", [("raft", SET, "DEBUG")], ErrorCode.invalid_request),
+        ):
+            assert (await change(broker, LOGGER, name, *changes)).error_code == code
+        await change(broker, LOGGER, "1", ("raft", SET, "ERROR"), validate_only=True)
+        assert await levels() == before
+        changed = await change(
+            broker, LOGGER, "1", ("raft", SET, "TRACE"), ("groups", DELETE, None), ("root", SET, "warn")
+        )
+        assert changed.error_code == ErrorCode.none
+        after = await levels()
+        assert (after["raft"], after["groups"], after["storage"], after["root"]) == ("DEBUG", "WARN", "WARN", "WARN")
+        assert broker.image.broker_configs == {}
+
+
 async def change(
     broker: FakeBroker, kind: int, name: str, *changes: tuple[str, int, str | None], validate_only: bool = False
 ) -> Any:
@@ -504,6 +534,10 @@ async def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) 
         assert configs()["cleanup.policy"] == "compact"
         settings = broker.require_leader("orders", 0).settings
         assert settings.log_config.cleanup_compact and not settings.log_config.cleanup_delete
+        await change(broker, TOPIC, "orders", ("cleanup.policy", SUBTRACT, "compact"))
+        assert configs()["cleanup.policy"] == ""
+        settings = broker.require_leader("orders", 0).settings
+        assert not settings.log_config.cleanup_compact and not settings.log_config.cleanup_delete
 
 
 @pytest.mark.parametrize(
@@ -514,7 +548,7 @@ async def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) 
         (TOPIC, "orders", [("no.such", APPEND, "1")], ErrorCode.invalid_config),
         (TOPIC, "orders", [("flush.ms", SET, "soon")], ErrorCode.invalid_config),
         (TOPIC, "orders", [("flush.ms", APPEND, "1")], ErrorCode.invalid_config),
-        (TOPIC, "orders", [("cleanup.policy", SUBTRACT, "delete")], ErrorCode.invalid_config),
+        (TOPIC, "orders", [("cleanup.policy", APPEND, "shred")], ErrorCode.invalid_config),
         (TOPIC, "orders", [("flush.ms", SET, None)], ErrorCode.invalid_request),
         (TOPIC, "orders", [("flush.ms", 9, "1")], ErrorCode.invalid_request),
         (TOPIC, "orders", [("flush.ms", SET, "1"), ("flush.ms", SET, "2")], ErrorCode.invalid_request),

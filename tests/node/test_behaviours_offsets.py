@@ -39,11 +39,27 @@ def test_list_offsets_returns_earliest_and_latest_of_empty_and_filled_partitions
     assert (client.offset_at(topic, EARLIEST), client.offset_at(topic, LATEST)) == (0, 3)
 
 
-@pytest.mark.parametrize("version", range(1, 10))
+@pytest.mark.parametrize("version", range(1, 12))
 def test_every_version_of_list_offsets_returns_the_end_offset(client: WireClient, version: int) -> None:
     topic = client.new_topic()
     client.append(topic, b"a", b"b", b"c")
     assert client.offset_at(topic, LATEST, version=version) == 3
+
+
+@pytest.mark.parametrize(("timestamp", "known_from"), [(-3, 7), (-4, 8), (-5, 9), (-6, 11), (-7, 99)])
+def test_a_special_timestamp_needs_the_version_that_has_it(client: WireClient, timestamp: int, known_from: int) -> None:
+    topic = client.new_topic()
+    client.append(topic, b"a", b"b")
+    for version in (1, known_from - 1, known_from):
+        if version > 11:
+            continue
+        partition = {"partition_index": 0, "timestamp": timestamp}
+        values = {"replica_id": -1, "topics": [{"name": topic, "partitions": [partition]}]}
+        found = client.call(ApiKey.LIST_OFFSETS, version, values).topics[0].partitions[0]
+        if version < known_from:
+            assert (found.error_code, found.offset) == (ErrorCode.unsupported_version, -1)
+        else:
+            assert (found.error_code, found.offset) == (0, {-3: 1, -4: 0, -5: -1, -6: -1}[timestamp])
 
 
 def test_list_offsets_v0_which_burrow_uses_returns_a_list(client: WireClient) -> None:

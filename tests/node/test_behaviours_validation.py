@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 from tests.conftest import StartNode
@@ -131,6 +132,24 @@ def test_metadata_creates_no_topic_if_auto_creation_is_disabled(start_node: Star
             asked = client.metadata(name, create=True).topics[0]
             assert asked.error_code is ErrorCode.unknown_topic_or_partition
         assert client.produce(name, batch(b"x")).error_code == ErrorCode.unknown_topic_or_partition
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_metadata_by_id_ignores_the_name_that_a_client_sends_with_it(client: WireClient, version: int) -> None:
+    topic = client.new_topic()
+    (known,) = client.call(ApiKey.METADATA, version, {"topics": [{"name": topic}]}).topics
+    for name in ("", None, "another"):
+        (found,) = client.call(
+            ApiKey.METADATA, version, {"topics": [{"name": name, "topic_id": known.topic_id}]}
+        ).topics
+        assert (found.error_code, found.name, found.topic_id) == (0, topic, known.topic_id)
+        unknown = {"name": name, "topic_id": uuid4()}
+        (missing,) = client.call(
+            ApiKey.METADATA, version, {"topics": [unknown], "allow_auto_topic_creation": True}
+        ).topics
+        assert (missing.error_code, missing.topic_id) == (ErrorCode.unknown_topic_id, unknown["topic_id"])
+    listed = client.call(ApiKey.METADATA, version, {"topics": None}).topics
+    assert "another" not in {topic.name for topic in listed}
 
 
 def test_every_metadata_version_returns_all_topics_or_none(client: WireClient) -> None:

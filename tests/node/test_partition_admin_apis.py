@@ -10,7 +10,12 @@ import pytest
 from tests.node.test_admin_apis import FakeBroker, call, create, running, versions, wanted
 
 from chronik.metadata.commands import Assignment, ChangePartition, CreateTopic, FenceBroker, RegisterBroker
-from chronik.node.apis import alter_partition_reassignments, elect_leaders, list_partition_reassignments
+from chronik.node.apis import (
+    alter_partition_reassignments,
+    alter_replica_log_dirs,
+    elect_leaders,
+    list_partition_reassignments,
+)
 from chronik.wire.errors import ErrorCode, KafkaError
 
 ORDERS = UUID(int=50)
@@ -129,3 +134,22 @@ async def test_a_new_topic_stores_the_nodes_default_min_insync_replicas(tmp_path
         await create(broker, wanted("by-default"), wanted("by-choice", min_insync_replicas="2"))
         assert broker.image.topics["by-default"].configs == {"min.insync.replicas": "3"}
         assert broker.image.topics["by-choice"].configs == {"min.insync.replicas": "2"}
+
+
+@pytest.mark.parametrize("version", versions(alter_replica_log_dirs.API))
+async def test_a_replica_can_only_be_moved_to_the_folder_where_it_is(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as broker:
+        await create(broker, wanted("orders", 2))
+        own = broker.runtime.config.data_folder
+        dirs = [
+            {"path": path, "topics": [{"name": name, "partitions": [0, 5]}]}
+            for path, name in ((own, "orders"), ("/elsewhere", "orders"), (own, "missing"))
+        ]
+        answer = await call(broker, alter_replica_log_dirs.API, {"dirs": dirs}, version)
+        assert [
+            (result.topic_name, [partition.error_code for partition in result.partitions]) for result in answer.results
+        ] == [
+            ("orders", [ErrorCode.none, ErrorCode.replica_not_available]),
+            ("orders", [ErrorCode.log_dir_not_found] * 2),
+            ("missing", [ErrorCode.replica_not_available] * 2),
+        ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.node.support_replicas import TOPIC, Cluster, on_cluster, until
 
+from chronik.metadata.commands import AlterConfigs
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.replica_fetcher import PARTITION_BYTES, PARTITION_BYTES_MAX, SLOW_SYNC_S
 from chronik.storage.syncing import SyncJob
@@ -250,3 +251,27 @@ async def test_a_host_opens_only_partitions_assigned_by_the_image(cluster: Clust
     assert not cluster[3].has_partition
     assert isinstance(cluster[3].host, PartitionHost)
     await cluster[1].produce(b"x")
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+async def test_a_throttled_replica_waits_for_its_rate_and_in_sync_replicas_do_not(tmp_path: Path, side: str) -> None:
+    throttled = {f"{side}.replication.throttled.replicas": "0:1,0:2,0:3"}
+    rate = f"{side}.replication.throttled.rate"
+    async with Cluster(tmp_path, replicas=(1, 2), configs=throttled) as cluster:
+        for _ in range(4):
+            await cluster[1].produce(b"x" * 100_000)
+        cluster.commit(AlterConfigs("broker", "", {rate: "0"}))
+        cluster.change(replicas=(1, 2, 3), adding=(3,))
+        await until(lambda: cluster[3].has_partition)
+        # Replica 2 is in sync: acknowledgements do not wait for the rate.
+        for _ in range(4):
+            await asyncio.wait_for(cluster[1].produce(b"y" * 100_000), 10)
+        assert cluster[3].partition.log_end_offset == 0
+        cluster.commit(AlterConfigs("broker", "", {rate: "2000000"}))
+        await until(lambda: 3 in cluster.state.isr)
+        assert cluster[1].contents() == cluster[3].contents()
+        # In sync now: neither this replica nor producers wait for the rate.
+        cluster.commit(AlterConfigs("broker", "", {rate: "0"}))
+        for _ in range(2):
+            await asyncio.wait_for(cluster[1].produce(b"z" * 100_000), 10)
+        await until(lambda: is_caught_up(cluster))

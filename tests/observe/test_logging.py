@@ -44,6 +44,17 @@ def test_each_component_has_its_own_level() -> None:
     assert parsed(lines)[1]["group"] == "g"
 
 
+def test_changed_levels_apply_to_loggers_that_exist_already() -> None:
+    lines: list[str] = []
+    root = logger_into(lines, groups="error")
+    groups, storage = root.bind(component="groups"), root.bind(component="storage")
+    root.levels = root.levels.changed({"groups": None, "storage": 10}, default=30)
+    groups.info("quiet")
+    groups.warning("heard")
+    storage.debug("heard")
+    assert [(line["event"], line["component"]) for line in parsed(lines)] == [("heard", "groups"), ("heard", "storage")]
+
+
 def test_an_exception_is_logged_in_one_line() -> None:
     lines: list[str] = []
     try:

@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node.admin.telemetry import ClientInstance
 from chronik.node.broker import BrokerState
 from chronik.node.config import NodeConfig
 from chronik.node.replicas.healing import Damage
@@ -44,6 +45,7 @@ class FakeBroker:
     is_ready: bool = False
     disk_error: str | None = None
     damages: Sequence[Damage] = ()
+    pushing_clients: Sequence[ClientInstance] = ()
     replicas: dict[tuple[str, int], Replica] = field(default_factory=dict)
 
     @property

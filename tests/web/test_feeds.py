@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from uuid import UUID
 
 from tests.web.test_app import Node, three_nodes_one_of_them_fenced
 
 from chronik.metadata.image import ClusterImage
+from chronik.node.admin.telemetry import ClientInstance
 from chronik.web.events import EventHub, FeedMakers
-from chronik.web.feeds import CHUNKS_WAITING_MAX, ClusterFeed, Listener, TopicsFeed
+from chronik.web.feeds import CHUNKS_WAITING_MAX, ClientsFeed, ClusterFeed, Listener, TopicsFeed
 from chronik.web.guard import EVERYONE, Guard
+from chronik.wire.otlp import Point
 
 
 class CountingNode(Node):
@@ -72,6 +75,21 @@ async def test_a_later_listener_receives_the_current_state_at_once() -> None:
         assert events_in(await hub.listen(makers, EVERYONE).take()) == [(event, cluster)]
         await hub.close()
         assert await first.take() is None
+
+
+async def test_clients_that_push_metrics_are_sent_without_the_values() -> None:
+    node = CountingNode()
+    names = ("client_id", "client_software_name", "client_software_version", "client_source_address")
+    instance = ClientInstance(UUID(int=7), "User:a", dict.fromkeys(names, "x"), metrics=("a.",))
+    instance.series = {("a.rate", ()): Point("a.rate", (), 1.0)}
+    node.broker.pushing_clients = [instance]
+    hub = EventHub(node, Guard(node))
+    async with asyncio.timeout(10):
+        listener = hub.listen({("clients", ""): lambda: ClientsFeed(node)}, EVERYONE)
+        ((event, state),) = events_in(await listener.take())
+        await hub.close()
+    (client,) = state["clients"]
+    assert (event, client["series"], client["metrics"], client["subscribed"]) == ("clients", 1, [], ["a."])
 
 
 async def test_the_queue_of_a_slow_listener_is_bounded() -> None:

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from kafka import KafkaConsumer
+from tests.node.support_wire import WireClient
+from tests.node.test_telemetry import alter, get, push
 from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
 from tests.web.support_http import batch_of, open_transaction, put, put_unacknowledged
 
 from chronik.testing.cluster import TestCluster
 from chronik.web.app import PAGE_CONTENT_TYPES, PAGE_FOLDER
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
 
 SCRIPT = b"<script>window.ran = true</script><img src=x onerror='window.ran = true'>"
 
@@ -110,6 +114,23 @@ def test_the_page_shows_an_open_transaction_until_it_ends(
     producer.commit_transaction(30)
     expect(stable).to_have_text("3")
     expect(line).to_have_count(0)
+
+
+def test_the_page_shows_clients_that_push_their_metrics(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    node = chronik_cluster.nodes[0]
+    with WireClient(int(node.bootstrap.rpartition(":")[2]), client_id="orders <1>") as client:
+        client.call(ApiKey.API_VERSIONS, 3, {"client_software_name": "wire", "client_software_version": "1"})
+        assert alter(client, "all", metrics="*", match="client_id=orders.*") == ErrorCode.none
+        page = open_page(node.http)
+        expect(page.get_by_text("Metrics of clients")).to_have_count(0)
+        got = get(client)
+        assert push(client, got) == ErrorCode.none
+    line = page.locator(f"tr[data-key='client-{got.client_instance_id}']")
+    expect(line).to_contain_text("orders <1>")
+    expect(line.locator("td[data-label=Library]")).to_have_text("wire 1")
+    expect(line.locator("td[data-label=Metrics]")).to_have_text("3")
 
 
 def test_the_page_shows_that_a_node_stops_and_restarts_without_a_reload(

@@ -56,6 +56,7 @@ PATHS: dict[str, tuple[int, int]] = {
     "/api/doctor/payroll?seconds=1": (403, 403),
     "/api/doctor/missing?seconds=1": (403, 403),
     "/api/groups": (200, 200),
+    "/api/client-metrics": (403, 200),
     "/api/transactions": (200, 200),
 }
 OPEN = ("/healthz", "/readyz", "/metrics", "/api/session", *(f"/page/{name}" for name in PUBLIC_FILES))

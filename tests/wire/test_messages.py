@@ -15,8 +15,10 @@ from kio.serial import entity_reader, entity_writer
 
 from chronik.wire.api import ApiKey, known_versions
 from chronik.wire.errors import ErrorCode, MalformedRequest
+from chronik.wire.fetch import read_fetch_request
 from chronik.wire.messages import read_request, read_response, write_request, write_response
-from chronik.wire.primitives import ELEMENTS_MAX
+from chronik.wire.primitives import ELEMENTS_MAX, TAGS_MAX, uvarint
+from chronik.wire.produce import read_produce_request
 from chronik.wire.schema import Direction, Field, Structure, load
 
 EVERY_MESSAGE = [
@@ -151,6 +153,45 @@ def test_nested_arrays_share_the_element_limit_of_the_message() -> None:
     body = struct.pack(">i", 3) + topic * 3 + struct.pack(">i", 1000)
     with pytest.raises(MalformedRequest):
         read_request(ApiKey.OFFSET_FETCH, 1, b"\x00\x01g" + body)
+
+
+@pytest.mark.parametrize("count", [TAGS_MAX, TAGS_MAX + 1])
+def test_a_structure_has_at_most_ten_thousand_tagged_fields(count: int) -> None:
+    # An unknown tag without content, this many times: after the whole request, and after one of its topics.
+    tags = uvarint(count) + b"\x63\x00" * count
+    whole = bytes(3) + tags
+    nested = b"\x02" + bytes(16) + b"\x02a" + tags + bytes(3)
+    fetch = bytes(25) + b"\x01\x01\x01" + tags
+    produce = b"\x00" + bytes(6) + b"\x01" + tags
+    reads = (
+        lambda: read_request(ApiKey.METADATA, 13, whole),
+        lambda: read_request(ApiKey.METADATA, 13, nested),
+        lambda: read_fetch_request(12, memoryview(fetch), 0),
+        lambda: read_produce_request(9, memoryview(produce), 0),
+    )
+    for read_one in reads:
+        if count <= TAGS_MAX:
+            read_one()
+        else:
+            with pytest.raises(MalformedRequest, match="tagged fields"):
+                read_one()
+
+
+def test_all_structures_of_a_message_share_a_limit_of_tagged_fields() -> None:
+    tags = uvarint(TAGS_MAX) + b"\x63\x00" * TAGS_MAX
+    count = ELEMENTS_MAX // TAGS_MAX + 1
+    topics = uvarint(count + 1) + (bytes(16) + b"\x02a" + tags) * count
+    partition = b"\x00\x00\x00\x00\x00"
+    produce = b"\x00" + bytes(6) + b"\x02\x02t" + uvarint(count + 1) + (partition + tags) * count + b"\x00\x00"
+    with pytest.raises(MalformedRequest, match="more than 1000000 tagged fields"):
+        read_request(ApiKey.METADATA, 13, topics + b"\x00\x00\x00")
+    with pytest.raises(MalformedRequest, match="more than 1000000 tagged fields"):
+        read_produce_request(9, memoryview(produce), 0)
+
+
+def test_a_count_of_tagged_fields_is_compared_with_the_bytes_at_hand() -> None:
+    with pytest.raises(MalformedRequest, match="9999 tagged fields in 4 bytes"):
+        read_request(ApiKey.METADATA, 13, bytes(3) + uvarint(9999) + bytes(4))
 
 
 def test_trailing_bytes_are_ignored() -> None:

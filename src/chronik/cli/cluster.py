@@ -214,9 +214,12 @@ def stop(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
 
 @app.command()
 def start(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
-    """Start one node, and return when it is ready."""
+    """Start one node, and return when it is ready. Do nothing if it runs already."""
     cluster = _existing(folder)
     with cluster.locked(say):
+        if cluster.node(node).process.state == "running":
+            print(f"node {node} is already running: {cluster.node(node).bootstrap}; nothing was changed")
+            return
         if cluster.start(node):
             print(f"node {node} is ready: {cluster.node(node).bootstrap}")
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from chronik.metadata.config_definitions import INT_MAX, ConfigDefinition, ConfigType, by_name
+from chronik.metadata.config_definitions import INT_MAX, LONG_MAX, ConfigDefinition, ConfigType, by_name
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -31,12 +31,19 @@ def _dynamic(topic_config: ConfigDefinition, name: str) -> ConfigDefinition:
 
 MAX_CONNECTIONS_PER_IP = "max.connections.per.ip"
 MAX_CONNECTION_CREATION_RATE = "max.connection.creation.rate"
+LEADER_THROTTLED_RATE = "leader.replication.throttled.rate"
+FOLLOWER_THROTTLED_RATE = "follower.replication.throttled.rate"
 UNLIMITED = str(INT_MAX)
 
 _S = ConfigType.STRING
 _I = ConfigType.INT
 _L = ConfigType.LONG
 _B = ConfigType.BOOLEAN
+
+
+def _rate(name: str, documentation: str) -> ConfigDefinition:
+    return ConfigDefinition(name, _L, str(LONG_MAX), documentation, lowest=0, highest=LONG_MAX)
+
 
 DYNAMIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
     (
@@ -67,6 +74,18 @@ DYNAMIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
             "The most client connections that a broker accepts per second; further ones are served late.",
             lowest=1,
             highest=INT_MAX,
+        ),
+        _rate(
+            LEADER_THROTTLED_RATE,
+            "The most bytes per second that this broker sends to the throttled replicas of the partitions it leads.",
+        ),
+        _rate(
+            FOLLOWER_THROTTLED_RATE,
+            "The most bytes per second that this broker fetches for its own throttled replicas.",
+        ),
+        _rate(
+            "replica.alter.log.dirs.io.max.bytes.per.second",
+            "Kafka's limit for moves between log folders. Not used: a node has one log folder.",
         ),
     )
 )
@@ -102,6 +121,7 @@ STATIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _static("quota.window.num", _I, "How many samples a rate is measured over."),
         _static("quota.window.size.seconds", _I, "How long each of these samples is."),
         _static("socket.request.max.bytes", _I, "The largest request that is read."),
+        _static("telemetry.max.bytes", _I, "The most bytes of metrics that a client may push at once."),
     )
 )
 

@@ -21,7 +21,7 @@ from chronik.authentication.scram import ScramCredential
 from chronik.authorization.acls import AclBinding
 from chronik.quotas.entities import QuotaEntity
 
-ConfigResource: TypeAlias = Literal["topic", "broker"]
+ConfigResource: TypeAlias = Literal["topic", "broker", "client_metrics"]
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ class ChangePartitions(msgspec.Struct, frozen=True, tag="change_partitions"):
 
 
 class AlterConfigs(msgspec.Struct, frozen=True, tag="alter_configs"):
-    """Set configs of one topic or broker; None unsets. A broker's name is its id as text, "" is the cluster default."""
+    """Set configs of one resource; None unsets. A broker's name is its id as text, "" is the cluster default."""
 
     resource: ConfigResource
     name: str

@@ -5,6 +5,7 @@ Configs are sent and stored as text, as in Kafka; only `ConfigDefinition.parse` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -39,6 +40,7 @@ class ConfigSource(IntEnum):
     STATIC_BROKER = 4
     DEFAULT = 5
     DYNAMIC_BROKER_LOGGER = 6
+    CLIENT_METRICS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class ConfigDefinition:
     lowest: float | None = None
     highest: float | None = None
     choices: tuple[str, ...] = ()
+    items: str = ""
+    """A regular expression that each item of a list matches."""
     synonym: str | None = None
     is_dynamic: bool = True
 
@@ -75,10 +79,10 @@ class ConfigDefinition:
 
     def _list(self, text: str) -> tuple[str, ...]:
         items = split_list(text)
-        if not items and self.choices:
-            raise self._refused(text, f"it must name at least one of {', '.join(self.choices)}")
         for item in items:
             self._chosen(item)
+            if self.items and not re.fullmatch(self.items, item, re.ASCII):
+                raise self._refused(text, f"{item!r} does not match {self.items}")
         return items
 
     def _in_range(self, text: str) -> int | float:

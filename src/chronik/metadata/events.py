@@ -158,6 +158,9 @@ def partition_events(topic: TopicImage, old: PartitionImage, new: PartitionImage
     return events
 
 
+_Configs: TypeAlias = Mapping[str, Mapping[str, str]]
+
+
 def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
     """Return the events that lead from the old image to the new one: brokers, then topics, deleted topics first.
 
@@ -171,10 +174,15 @@ def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
             events.append(BrokerUnregistered(broker))
     for broker_id, broker in sorted(new.brokers.items()):
         events += _broker_events(old.brokers.get(broker_id), broker)
-    for name in sorted({*old.broker_configs, *new.broker_configs}):
-        before, after = old.broker_configs.get(name, {}), new.broker_configs.get(name, {})
-        if before != after:
-            events.append(ConfigChanged("broker", name, after, _changed(before, after)))
+    resources: tuple[tuple[ConfigResource, _Configs, _Configs], ...] = (
+        ("broker", old.broker_configs, new.broker_configs),
+        ("client_metrics", old.client_metrics, new.client_metrics),
+    )
+    for resource, all_before, all_after in resources:
+        for name in sorted({*all_before, *all_after}):
+            before, after = all_before.get(name, {}), all_after.get(name, {})
+            if before != after:
+                events.append(ConfigChanged(resource, name, after, _changed(before, after)))
     users = {*old.scram, *new.scram}
     changed = tuple(sorted(user for user in users if old.scram.get(user) != new.scram.get(user)))
     if changed:

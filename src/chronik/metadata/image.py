@@ -181,6 +181,8 @@ class ClusterImage(msgspec.Struct, frozen=True):
     acls: frozenset[AclBinding] = frozenset()
     client_quotas: tuple[ClientQuotas, ...] = ()
     """Sorted by entity, each entity once."""
+    client_metrics: Mapping[str, Mapping[str, str]] = {}
+    """The configs of subscriptions to metrics of clients, by name: never empty."""
 
     def topic(self, name: str) -> TopicImage | None:
         return self.topics.get(name)

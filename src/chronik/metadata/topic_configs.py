@@ -22,6 +22,9 @@ MAX_MESSAGE_BYTES_DEFAULT = 1024 * 1024 + BATCH_OVERHEAD_BYTES
 COMPRESSION_TYPES = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 VISIBILITIES = ("committed", "appended")
+LEADER_THROTTLED_REPLICAS = "leader.replication.throttled.replicas"
+FOLLOWER_THROTTLED_REPLICAS = "follower.replication.throttled.replicas"
+ALL_REPLICAS = "*"
 
 
 _SYNONYMS: Mapping[str, str | None] = {
@@ -31,6 +34,8 @@ _SYNONYMS: Mapping[str, str | None] = {
     "file.delete.delay.ms": "log.segment.delete.delay.ms",
     "flush.messages": "log.flush.interval.messages",
     "flush.ms": "log.flush.interval.ms",
+    "follower.replication.throttled.replicas": None,
+    "leader.replication.throttled.replicas": None,
     "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
     "max.message.bytes": "message.max.bytes",
     "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
@@ -62,6 +67,10 @@ def _choice(name: str, default: str, documentation: str, choices: tuple[str, ...
     return _define(name, ConfigType.STRING, default, documentation, choices=choices)
 
 
+def _throttled(name: str, documentation: str) -> ConfigDefinition:
+    return _define(name, ConfigType.LIST, "", documentation, items=r"\*|\d+:\d+")
+
+
 def _off(name: str, documentation: str) -> ConfigDefinition:
     return _define(name, ConfigType.BOOLEAN, "false", documentation)
 
@@ -74,7 +83,7 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
             ConfigType.LIST,
             "delete",
             "What happens to old records: 'delete' drops segments by age and size, 'compact' keeps the latest record "
-            "of each key. Both may be named.",
+            "of each key. Both may be named; if neither is, nothing is removed.",
             choices=("compact", "delete"),
         ),
         _choice(
@@ -103,7 +112,17 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
             LONG_MAX,
             "Kafka's sync interval in time. Not used: the node's durability setting decides when to sync.",
         ),
+        _throttled(
+            FOLLOWER_THROTTLED_REPLICAS,
+            "The replicas whose fetches follower.replication.throttled.rate limits while they are not in sync: "
+            "'PARTITION:BROKER,...', or '*' for all.",
+        ),
         _int("index.interval.bytes", 4096, "The least number of log bytes between two entries of the offset index."),
+        _throttled(
+            LEADER_THROTTLED_REPLICAS,
+            "The leaders whose responses to replicas that are not in sync leader.replication.throttled.rate limits: "
+            "'PARTITION:BROKER,...', or '*' for all.",
+        ),
         _long("max.compaction.lag.ms", LONG_MAX, "Kafka's longest wait for compaction. Not used.", lowest=1),
         _int(
             "max.message.bytes",

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from chronik.node.admin.telemetry import ClientTelemetry
 from chronik.node.admin.topics import Topics
 from chronik.node.apis import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    add_raft_voter,
     alter_client_quotas,
     alter_configs,
     alter_partition_reassignments,
+    alter_replica_log_dirs,
     alter_user_scram_credentials,
     api_versions,
     create_acls,
@@ -29,12 +32,15 @@ from chronik.node.apis import (
     describe_groups,
     describe_log_dirs,
     describe_producers,
+    describe_quorum,
+    describe_topic_partitions,
     describe_transactions,
     describe_user_scram_credentials,
     elect_leaders,
     end_txn,
     fetch,
     find_coordinator,
+    get_telemetry_subscriptions,
     heartbeat,
     incremental_alter_configs,
     init_producer_id,
@@ -50,6 +56,8 @@ from chronik.node.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    push_telemetry,
+    remove_raft_voter,
     sasl_authenticate,
     sasl_handshake,
     sync_group,
@@ -66,6 +74,7 @@ from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
@@ -83,6 +92,7 @@ class ApiServices:
 
     runtime: Runtime
     metadata: MetadataLog
+    raft: RaftService
     controller: ControllerService
     departures: Departures
     producer_ids: ProducerIds
@@ -98,6 +108,7 @@ class ApiServices:
     fetch_sessions: FetchSessions
     verifier: Verifier
     quotas: ClientQuotas
+    telemetry: ClientTelemetry
 
 
 COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
@@ -155,7 +166,7 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (describe_acls.API, lambda node: partial(describe_acls.handle, node.runtime.config, node.metadata)),
     (create_acls.API, lambda node: partial(create_acls.handle, node.runtime.config, node.metadata)),
     (delete_acls.API, lambda node: partial(delete_acls.handle, node.runtime.config, node.metadata)),
-    (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime.config, node.metadata)),
+    (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime, node.metadata)),
     (alter_configs.API, lambda node: partial(alter_configs.handle, node.runtime, node.metadata, node.host)),
     (describe_log_dirs.API, lambda node: partial(describe_log_dirs.handle, node.runtime, node.metadata, node.host)),
     (
@@ -175,6 +186,16 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (alter_client_quotas.API, lambda node: partial(alter_client_quotas.handle, node.runtime, node.metadata)),
     (describe_cluster.API, lambda node: partial(describe_cluster.handle, node.metadata)),
     (describe_producers.API, lambda node: partial(describe_producers.handle, node.host)),
+    (alter_replica_log_dirs.API, lambda node: partial(alter_replica_log_dirs.handle, node.runtime, node.host)),
+    (describe_quorum.API, lambda node: partial(describe_quorum.handle, node.runtime, node.raft)),
+    (
+        describe_topic_partitions.API,
+        lambda node: partial(describe_topic_partitions.handle, node.metadata, node.departures),
+    ),
+    (get_telemetry_subscriptions.API, lambda node: partial(get_telemetry_subscriptions.handle, node.telemetry)),
+    (push_telemetry.API, lambda node: partial(push_telemetry.handle, node.telemetry)),
+    (add_raft_voter.API, lambda node: partial(add_raft_voter.handle, node.metadata, node.controller)),
+    (remove_raft_voter.API, lambda node: partial(remove_raft_voter.handle, node.metadata, node.controller)),
     (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),
     (describe_transactions.API, lambda node: partial(describe_transactions.handle, node.transactions)),
     (list_transactions.API, lambda node: partial(list_transactions.handle, node.runtime, node.transactions)),

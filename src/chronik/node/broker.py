@@ -10,6 +10,7 @@ from uuid import UUID
 
 from chronik.metadata.events import ClientQuotasChanged, ConfigChanged, Event
 from chronik.metadata.image import ClusterImage
+from chronik.node.admin.telemetry import ClientInstance, ClientTelemetry
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
 from chronik.node.api_table import ApiServices, make_handlers
@@ -167,6 +168,7 @@ class Broker:
         self.transaction_coordinators = Transactions(
             runtime, self.metadata, member.peers, self.transactions, self.groups.partition_of
         )
+        self.telemetry = ClientTelemetry(runtime, self.metadata)
         self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
         self.verifier = Verifier(runtime, self.transaction_coordinators)
         self.departures = Departures(runtime, self.metadata, member.peers.status)
@@ -182,6 +184,7 @@ class Broker:
             ApiServices(
                 runtime=runtime,
                 metadata=self.metadata,
+                raft=member.raft,
                 controller=member.controller,
                 departures=self.departures,
                 producer_ids=self.producer_ids,
@@ -197,6 +200,7 @@ class Broker:
                 fetch_sessions=FetchSessions(env.random, config.fetch_sessions_max),
                 verifier=self.verifier,
                 quotas=self.quotas,
+                telemetry=self.telemetry,
             )
         )
         self._envelopes.serve(self.handlers)
@@ -258,6 +262,7 @@ class Broker:
         self.metrics.partitions = host.gauges
         self.metrics.groups = self.groups.lag_gauges
         self.metrics.transactions = self.transactions.gauges
+        self.metrics.clients = self.telemetry.gauges
         self.metrics.watermark_age_s = self.watermarks.monitor.age_s
         for service in (self.watermarks, self._housekeeping, self._scrubber):
             service.start()
@@ -385,6 +390,11 @@ class Broker:
     def damages(self) -> Sequence[Damage]:
         """Damage found in this node's logs since its start, oldest first."""
         return tuple(self.healing.damages)
+
+    @property
+    def pushing_clients(self) -> Sequence[ClientInstance]:
+        """The clients that push their metrics to this node, the one that was heard last comes last."""
+        return self.telemetry.instances()
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return self.host.partitions.get((topic, index))

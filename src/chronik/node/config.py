@@ -227,6 +227,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     transaction_state_topic_partitions: int = 50
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 7 * 24 * 3_600_000
+    telemetry_max_bytes: int = 1024 * 1024
     group_initial_rebalance_delay_ms: int = 100
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
@@ -529,6 +530,7 @@ _AT_LEAST_ONE = (
     "transaction_state_topic_partitions",
     "transaction_max_timeout_ms",
     "transactional_id_expiration_ms",
+    "telemetry_max_bytes",
     "group_max_size",
     "connections_max",
     "connection_creation_rate",

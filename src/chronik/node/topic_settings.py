@@ -16,7 +16,13 @@ from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource
 from chronik.metadata.elections import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE, min_insync_replicas
 from chronik.metadata.image import ClusterImage, TopicImage, is_traceable
-from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
+from chronik.metadata.topic_configs import (
+    ALL_REPLICAS,
+    FOLLOWER_THROTTLED_REPLICAS,
+    LEADER_THROTTLED_REPLICAS,
+    TOPIC_CONFIGS,
+    check_topic_configs,
+)
 from chronik.node.config import NodeConfig
 from chronik.storage.config import LogConfig
 from chronik.wire.errors import KafkaError
@@ -64,6 +70,15 @@ class TopicSettings:
     """The codec of stored batches; None keeps the producer's."""
     visible_when_appended: bool
     is_traced: bool
+    leader_throttled: frozenset[str] = frozenset()
+    """The leaders whose replication is throttled, as PARTITION:BROKER, or ALL_REPLICAS."""
+    follower_throttled: frozenset[str] = frozenset()
+    """The followers whose replication is throttled."""
+
+
+def is_throttled(throttled: frozenset[str], partition: int, node_id: int) -> bool:
+    """Whether the replica of a partition on a node is one of the throttled ones."""
+    return bool(throttled) and (ALL_REPLICAS in throttled or f"{partition}:{node_id}" in throttled)
 
 
 def topic_defaults(config: NodeConfig, image: ClusterImage) -> TopicDefaults:
@@ -116,6 +131,8 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
         broker_codec=CODECS[value("compression.type", str)],
         visible_when_appended=value("visibility", str) == "appended" and not topic.is_internal,
         is_traced=value(TRACE, bool),
+        leader_throttled=frozenset(value(LEADER_THROTTLED_REPLICAS, tuple)),
+        follower_throttled=frozenset(value(FOLLOWER_THROTTLED_REPLICAS, tuple)),
     )
 
 

@@ -35,6 +35,11 @@ class LogLevels:
     def level_of(self, component: str | None) -> int:
         return self.components.get(component, self.default) if component else self.default
 
+    def changed(self, levels: Mapping[str, int | None], default: int | None = None) -> LogLevels:
+        """Return these levels with some changed; a component with None has the default again."""
+        components = {name: level for name, level in {**self.components, **levels}.items() if level is not None}
+        return LogLevels(self.default if default is None else default, components)
+
     @classmethod
     def from_names(cls, names: Mapping[str, str]) -> LogLevels:
         """Parse `{"groups": "debug", "default": "info"}` from a node's config file."""
@@ -63,9 +68,9 @@ def parse_levels(texts: Iterable[str]) -> dict[str, str]:
     return names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogSink:
-    """Where lines are written, the levels to write, and the clock for timestamps."""
+    """Where lines are written, the clock for timestamps, and the levels to write, which an administrator may change."""
 
     write: Callable[[str], object]
     wall_ms: Callable[[], int]
@@ -75,9 +80,20 @@ class LogSink:
 class Logger(BoundLoggerBase):
     """A bound logger whose level depends on its `component` field. Immutable; `bind` returns a new one."""
 
-    def __init__(self, logger: LogSink, processors: Iterable[Any], context: Any) -> None:
-        super().__init__(logger, processors, context)
-        self.level = logger.levels.level_of(context.get("component"))
+    @property
+    def level(self) -> int:
+        sink: LogSink = self._logger
+        return sink.levels.level_of(self._context.get("component"))
+
+    @property
+    def levels(self) -> LogLevels:
+        """The levels of all loggers of the node. A change applies to each at once."""
+        sink: LogSink = self._logger
+        return sink.levels
+
+    @levels.setter
+    def levels(self, levels: LogLevels) -> None:
+        self._logger.levels = levels
 
     def debug(self, event: str, **fields: Any) -> None:
         if self.level <= DEBUG:

@@ -86,6 +86,17 @@ class TransactionGauges(NamedTuple):
     unwritten_markers: int = 0
 
 
+class ClientMetric(NamedTuple):
+    """The last value of a metric that a client pushed."""
+
+    client_id: str
+    instance: str
+    software: str
+    metric: str
+    attributes: str
+    value: float
+
+
 class ApiMetrics:
     """Request metrics of one API. Owned by the loop."""
 
@@ -100,7 +111,8 @@ class ApiMetrics:
 class Metrics:
     """All counters of one node. Owned by the node's loop, which also scrapes it.
 
-    The node sets `partitions`, `groups`, `transactions` and `watermark_age_s`: callables that return current gauges.
+    The node sets `partitions`, `groups`, `transactions`, `clients` and `watermark_age_s`: callables that return current
+    gauges.
     """
 
     def __init__(self) -> None:
@@ -123,6 +135,11 @@ class Metrics:
         """By operation."""
         self.http_logins = {"accepted": 0, "refused": 0, "delayed": 0}
         """Passwords that the page and the HTTP API received, by outcome."""
+        self.client_pushes = {"accepted": 0, "throttled": 0, "refused": 0}
+        """Telemetry of clients, by outcome; requests for a subscription are included if they are throttled."""
+        self.client_metrics_dropped = 0
+        self.client_instances = 0
+        self.clients: Callable[[], Iterable[ClientMetric]] = tuple
         self.connections = 0
         self.connections_refused = 0
         self.malformed_requests = 0
@@ -249,9 +266,31 @@ class Metrics:
         )
         yield _filled(group_lag, (([each.group, each.topic, str(each.partition)], each.lag) for each in self.groups()))
 
+    def _client_families(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = ["client_id", "client_instance_id", "client_software", "metric", "attributes"]
+        pushed = GaugeMetricFamily(
+            "chronik_client_metric", "The last value of a metric that a client pushed to this node.", labels=labels
+        )
+        yield _filled(pushed, ((list(each[:-1]), each.value) for each in self.clients()))
+        yield GaugeMetricFamily(
+            "chronik_client_instances", "Clients that this node knows by their telemetry.", value=self.client_instances
+        )
+        pushes = CounterMetricFamily(
+            "chronik_client_pushes", "Telemetry requests of clients, by outcome.", labels=["outcome"]
+        )
+        yield _filled(pushes, (([outcome], count) for outcome, count in self.client_pushes.items()))
+        yield CounterMetricFamily(
+            "chronik_client_metrics_dropped",
+            "Metrics of clients above the limits of series.",
+            value=self.client_metrics_dropped,
+        )
+
     def _node_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        yield from self._client_families()
         yield GaugeMetricFamily("chronik_connections", "Open client connections.", value=self.connections)
         for name, text, count in (
             ("chronik_connections_refused", "Connections closed at the connection limit.", self.connections_refused),

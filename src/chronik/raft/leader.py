@@ -253,7 +253,9 @@ class Leader:
         body = message.body
         if isinstance(body, AppendReply):
             if not body.is_rejected:
-                return self._commit() if progress.acked(min(body.index, state.log.last_index)) else None
+                is_news = progress.acked(min(body.index, state.log.last_index))
+                self._note_caught_up(progress)
+                return self._commit() if is_news else None
             agreed = body.hint_index
             if body.hint_term:
                 agreed, _ = state.log.agreement_hint(body.hint_index, body.hint_term)
@@ -263,11 +265,16 @@ class Leader:
             progress.is_probe_sent = False
             # An append with nothing new reveals a message lost in either direction.
             progress.must_probe = progress.match_index < state.log.last_index
+            self._note_caught_up(progress)
             progress.chunk_overdue(state.now_ms, state.settings.election_timeout_ms)
             self._update_rounds()
         elif isinstance(body, SnapshotReply):
             progress.chunk_taken(body.index, body.next_offset)
         return None
+
+    def _note_caught_up(self, progress: Progress) -> None:
+        if progress.match_index == self._state.log.last_index:
+            progress.caught_up_ms = self._state.now_ms
 
     def _update_rounds(self) -> None:
         answered = self._state.membership.majority_value(self._acked_round)

@@ -12,7 +12,7 @@ while (ready := node.ready()) is not None:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from chronik.raft.candidate import Candidate
@@ -32,6 +32,7 @@ from chronik.raft.messages import (
     VoteReply,
     VoteRequest,
 )
+from chronik.raft.progress import Progress
 from chronik.raft.ready import LeaderEstablished, ProposalId, Ready, Reason, Refused, RoleChanged, RoleKind
 from chronik.raft.state import RaftSettings, RaftState, ToCandidate, ToFollower, Transition
 from chronik.raft.store import EntryKind, RaftError, StoredState
@@ -110,6 +111,11 @@ class RaftNode:
     def membership(self) -> Membership:
         """The membership in effect, committed or not."""
         return self._state.membership
+
+    @property
+    def progress(self) -> Mapping[int, Progress]:
+        """What this node knows as leader of each other member; empty if it does not lead."""
+        return self._role.progress if isinstance(self._role, Leader) else {}
 
     @property
     def leader_lease_until_ms(self) -> int | None:

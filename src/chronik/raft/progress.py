@@ -38,6 +38,8 @@ class Progress:
     """The latest heartbeat round that it has answered."""
     acked_ms: int | None = None
     """When the peer last replied; None before the first reply."""
+    caught_up_ms: int | None = None
+    """When the peer last had every entry of the leader; None if it never had."""
     is_probe_sent: bool = False
     must_probe: bool = True
     """An append is due even if it is empty, since a message may have been lost."""

@@ -33,6 +33,7 @@ from chronik.doctor import Diagnosis
 from chronik.observe.metrics import render
 from chronik.web import batches, doctor, events, messages, schemas, traces
 from chronik.web.answers import Parameters, Refusal, json_answer, not_here, refused
+from chronik.web.client_metrics import client_metrics_view
 from chronik.web.events import EventHub
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.guard import EVERYONE, TOKEN_SECONDS, Guard
@@ -147,6 +148,10 @@ def _endpoints(node: NodeView, hub: EventHub, guard: Guard) -> list[Endpoint]:
     async def transactions(parameters: Parameters) -> schemas.Transactions:
         return visible_transactions(parameters.access, await sampled(partial(transactions_view, node)))
 
+    async def client_metrics(parameters: Parameters) -> schemas.ClientMetrics:
+        require_cluster(parameters.access, "the metrics of clients")
+        return client_metrics_view(node)
+
     async def sampled(view: Callable[[OffsetSampler], Awaitable[T]]) -> T:
         """Run a view that queries other brokers, over its own connections."""
         async with sampling, aclosing(OffsetSampler(node)) as sampler:
@@ -198,6 +203,12 @@ def _endpoints(node: NodeView, hub: EventHub, guard: Guard) -> list[Endpoint]:
             schemas.Group,
         ),
         Endpoint("/api/transactions", transactions, "Open transactions, the oldest first.", schemas.Transactions),
+        Endpoint(
+            "/api/client-metrics",
+            client_metrics,
+            "Metrics that clients have pushed to this node.",
+            schemas.ClientMetrics,
+        ),
         Endpoint(
             "/api/traces",
             partial(traces.traces_page, node),

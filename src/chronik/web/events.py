@@ -6,6 +6,7 @@
     groups         ?groups=1: one line per consumer group, every 2 s
     group          ?group=NAME: its members and its lag per partition, every second
     transactions   ?transactions=1: open transactions, every 2 s
+    clients        ?clients=1: the clients that push their metrics to this node, every 2 s
     traces         ?traces=1: new trace events of all nodes, only those of the topic if one is named
 
 Each feed is computed once for all its listeners, and not at all without listeners. The number of listeners is bounded.
@@ -24,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from chronik.web.answers import Flag, Parameters, Refusal, Text, Visitor
 from chronik.web.feeds import (
+    ClientsFeed,
     ClusterFeed,
     Feed,
     GroupFeed,
@@ -38,8 +40,9 @@ from chronik.web.node_view import NodeView
 from chronik.web.traces import TracesFeed
 
 TOPICS, GROUPS, TRANSACTIONS, TRACES = Flag("topics"), Flag("groups"), Flag("transactions"), Flag("traces")
+CLIENTS = Flag("clients")
 TOPIC, GROUP = (Text(name, characters_max=1000) for name in ("topic", "group"))
-PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRANSACTIONS, TRACES)
+PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRANSACTIONS, CLIENTS, TRACES)
 LISTENERS_MAX = 64
 EVENT_STREAM = "text/event-stream"
 SEND_TIMEOUT_S = 60.0
@@ -105,6 +108,8 @@ class EventHub:
             feeds["group", group] = lambda: GroupFeed(node, group)
         if parameters.flag(TRANSACTIONS):
             feeds["transactions", ""] = lambda: TransactionsFeed(node)
+        if parameters.flag(CLIENTS):
+            feeds["clients", ""] = lambda: ClientsFeed(node)
         if parameters.flag(TRACES):
             feeds["traces", topic or ""] = lambda: TracesFeed(node, topic)
         return feeds

@@ -18,12 +18,14 @@ from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
 from chronik.node.serving.access import OPEN_ACCESS, Access
 from chronik.web import schemas
 from chronik.web.answers import Refusal
+from chronik.web.client_metrics import client_metrics_view
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler, Sample
 from chronik.web.rights import (
     hidden_group,
     hidden_topic,
+    require_cluster,
     sees_topic,
     visible_configs,
     visible_group,
@@ -372,3 +374,15 @@ class TransactionsFeed(SampledFeed):
 
     def visible(self, state: Any, access: Access) -> object:
         return visible_transactions(access, state) if isinstance(state, schemas.Transactions) else state
+
+
+class ClientsFeed(Feed):
+    event = "clients"
+    interval_s = 2.0
+
+    async def tick(self) -> None:
+        self.send(client_metrics_view(self._node, with_values=False))
+
+    def visible(self, state: Any, access: Access) -> object:
+        require_cluster(access, "the metrics of clients")
+        return state

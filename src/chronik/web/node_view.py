@@ -10,6 +10,7 @@ from chronik.client.endpoint import Endpoint
 from chronik.client.errors import Unreachable
 from chronik.client.node_http import Caller
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node.admin.telemetry import ClientInstance
 from chronik.node.broker import Broker, BrokerState
 from chronik.node.config import NodeConfig
 from chronik.node.replicas.healing import Damage
@@ -76,6 +77,10 @@ class NodeView:
     @property
     def damages(self) -> Sequence[Damage]:
         return () if self.broker is None else self.broker.damages
+
+    @property
+    def pushing_clients(self) -> Sequence[ClientInstance]:
+        return () if self.broker is None else self.broker.pushing_clients
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return None if self.broker is None else self.broker.partition(topic, index)

@@ -313,6 +313,42 @@ class Transactions(msgspec.Struct, frozen=True):
     silent_nodes: list[int]
 
 
+# -- metrics of clients ------------------------------------------------------------------------------------------------
+
+
+class PushedMetric(msgspec.Struct, frozen=True):
+    name: str
+    attributes: dict[str, str]
+    value: float
+    is_counter: bool
+
+
+class PushingClient(msgspec.Struct, frozen=True):
+    """A client and what it pushed last. `interval_ms` and `subscribed` are its current subscription.
+
+    The events of the page have no `metrics`, only their number, `series`.
+    """
+
+    client_id: str
+    instance_id: UUID
+    principal: str
+    software_name: str
+    software_version: str
+    address: str
+    interval_ms: int
+    subscribed: list[str]
+    pushed_ms: int
+    series: int
+    metrics: list[PushedMetric]
+
+
+class ClientMetrics(msgspec.Struct, frozen=True):
+    """The clients that this node heard last come first. `total` counts all that it knows."""
+
+    clients: list[PushingClient]
+    total: int
+
+
 # -- traces ------------------------------------------------------------------------------------------------------------
 
 

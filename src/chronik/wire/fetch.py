@@ -222,6 +222,7 @@ def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTo
     if topic_count < 0:
         raise MalformedRequest("Fetch request without topics")
     elements_left = ELEMENTS_MAX - topic_count
+    tags_left = [ELEMENTS_MAX]
     topics: list[FetchTopic] = []
     for _ in range(topic_count):
         name: str | None = None
@@ -244,11 +245,11 @@ def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTo
                 if frame[at] == 0:
                     at += 1
                 else:
-                    tags, at = read_tags(frame, at)
+                    tags, at = read_tags(frame, at, tags_left)
                     if 1 in tags and version >= 18:
                         partition = partition._replace(high_watermark=_INT64.unpack_from(tags[1])[0])
                 partitions.append(partition)
-            at = at + 1 if frame[at] == 0 else skip_tags(frame, at)
+            at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
         else:
             at = _read_old_partitions(version, frame, at, partition_count, partitions)
         topics.append(FetchTopic(name, topic_id, partitions))
@@ -276,6 +277,7 @@ def _read_forgotten(version: int, frame: memoryview, at: int) -> tuple[list[Forg
     flexible = version >= FLEXIBLE_FROM
     topic_count, at = read_array_count(frame, at, flexible, 3)
     elements_left = ELEMENTS_MAX - topic_count
+    tags_left = [ELEMENTS_MAX]
     forgotten: list[Forgotten] = []
     for _ in range(topic_count):
         name: str | None = None
@@ -293,7 +295,7 @@ def _read_forgotten(version: int, frame: memoryview, at: int) -> tuple[list[Forg
         forgotten.append((name, topic_id, [index for (index,) in _INT32.iter_unpack(frame[at : at + 4 * count])]))
         at += 4 * count
         if flexible:
-            at = skip_tags(frame, at)
+            at = skip_tags(frame, at, tags_left)
     return forgotten, at
 
 

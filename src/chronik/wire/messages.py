@@ -26,11 +26,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from chronik.wire.errors import ErrorCode, MalformedRequest
-from chronik.wire.primitives import ELEMENTS_MAX, read_uvarint, uvarint
+from chronik.wire.primitives import ELEMENTS_MAX, check_tag_count, read_uvarint, uvarint
 from chronik.wire.schema import MISSING, Direction, Field, Structure, has_field, load
 
 Read = Callable[[bytes, int, list[int]], tuple[Any, int]]
-"""(body, position, element budget as a list of one) -> (value, next position)."""
+"""(body, position, how many array elements and tagged fields the message may still have) -> (value, next position)."""
 Put = Callable[[bytearray, Any], None]
 
 _INT16: Final = struct.Struct(">h")
@@ -111,7 +111,7 @@ def _decode(key: int, version: int, direction: Direction, body: bytes) -> Any:
     # Trailing bytes are ignored, as in Kafka: librdkafka's Metadata request for all topics has three extra bytes.
     read = _message_read(key, version, direction)
     try:
-        message, _ = read(body, 0, [ELEMENTS_MAX])
+        message, _ = read(body, 0, [ELEMENTS_MAX, ELEMENTS_MAX])
     except (struct.error, IndexError) as e:
         raise MalformedRequest(f"API {key} v{version} {direction} cut short at {len(body)} bytes") from e
     except UnicodeDecodeError as e:
@@ -192,7 +192,10 @@ def _tags_step(
         count, at = read_uvarint(body, at)
         if count == 0:
             return at
-        _allow(count, 2, len(body) - at, elements)
+        check_tag_count(count, len(body) - at)
+        elements[1] -= count
+        if elements[1] < 0:
+            raise MalformedRequest(f"a message with more than {ELEMENTS_MAX} tagged fields")
         for _ in range(count):
             tag, at = read_uvarint(body, at)
             size_bytes, at = read_uvarint(body, at)

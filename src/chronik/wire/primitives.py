@@ -27,13 +27,13 @@ from uuid import UUID
 
 from chronik.wire.errors import MalformedRequest
 
-ELEMENTS_MAX: Final = 1 << 18
-"""The maximum of array elements and tagged fields in one message, over all levels. A Python object costs up to a
-hundred times an element's few bytes on the wire, so the frame size alone would not bound memory."""
+ELEMENTS_MAX: Final = 1_000_000
+"""The maximum of array elements in one message, over all levels, and the same for its tagged fields. Kafka 4.4 allows
+as many in each array. A Python object costs up to a hundred times an element's few bytes on the wire, so the frame size
+alone would not bound memory, and a frame full of empty tagged fields would block the loop for seconds."""
 
-TAGS_MAX: Final = 16
-"""The maximum of tagged fields in one structure of a hand-read message. Kafka's largest has four; without a bound, a
-frame full of empty ones would block the loop for seconds."""
+TAGS_MAX: Final = 10_000
+"""The maximum of tagged fields in one structure, as in Kafka 4.4."""
 
 NODE_ENDPOINT_BYTES_MIN: Final = 11
 
@@ -117,11 +117,23 @@ def read_array_count(buffer: memoryview, at: int, flexible: bool, element_bytes_
     return count, at
 
 
-def read_tags(buffer: memoryview, at: int) -> tuple[dict[int, memoryview], int]:
-    """Return tagged fields by tag, each as a slice of exactly its own bytes."""
+def check_tag_count(count: int, left_bytes: int) -> None:
+    """Raise for more tagged fields in a structure than are allowed, or than the remaining bytes can hold."""
+    if count > TAGS_MAX or 2 * count > left_bytes:
+        raise MalformedRequest(f"{count} tagged fields in {left_bytes} bytes")
+
+
+def read_tags(buffer: memoryview, at: int, budget: list[int] | None = None) -> tuple[dict[int, memoryview], int]:
+    """Return tagged fields by tag, each as a slice of exactly its own bytes.
+
+    `budget` is a list of one: how many tagged fields the message may still have.
+    """
     count, at = read_uvarint(buffer, at)
-    if count > TAGS_MAX:
-        raise MalformedRequest(f"{count} tagged fields")
+    check_tag_count(count, len(buffer) - at)
+    if budget is not None:
+        budget[0] -= count
+        if budget[0] < 0:
+            raise MalformedRequest(f"a message with more than {ELEMENTS_MAX} tagged fields")
     tags: dict[int, memoryview] = {}
     for _ in range(count):
         tag, at = read_uvarint(buffer, at)
@@ -134,11 +146,11 @@ def read_tags(buffer: memoryview, at: int) -> tuple[dict[int, memoryview], int]:
     return tags, at
 
 
-def skip_tags(buffer: memoryview, at: int) -> int:
+def skip_tags(buffer: memoryview, at: int, budget: list[int] | None = None) -> int:
     try:
         if buffer[at] == 0:
             return at + 1
-        return read_tags(buffer, at)[1]
+        return read_tags(buffer, at, budget)[1]
     except IndexError as e:
         raise MalformedRequest("tagged fields cut short") from e
 
@@ -173,6 +185,7 @@ def read_topics(
     topics: list[tuple[str | None, UUID | None, list[_T]]] = []
     topic_count, at = read_array_count(body, at, flexible, 3)
     elements_left = ELEMENTS_MAX - topic_count
+    tags_left = [ELEMENTS_MAX]
     for _ in range(topic_count):
         name: str | None = None
         topic_id: UUID | None = None
@@ -189,7 +202,7 @@ def read_topics(
             partition, at = read_partition(version, body, at)
             partitions.append(partition)
         if flexible:
-            at = skip_tags(body, at)
+            at = skip_tags(body, at, tags_left)
         topics.append((name, topic_id, partitions))
     return topics, at
 

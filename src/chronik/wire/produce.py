@@ -125,6 +125,7 @@ def _read_flexible_request(version: int, frame: memoryview, at: int) -> tuple[Pr
     if topic_count < 0:
         raise MalformedRequest("Produce request without topics")
     elements_left = ELEMENTS_MAX - topic_count
+    tags_left = [ELEMENTS_MAX]
     topics: list[ProduceTopic] = []
     for _ in range(topic_count):
         name: str | None = None
@@ -155,10 +156,10 @@ def _read_flexible_request(version: int, frame: memoryview, at: int) -> tuple[Pr
                 at = end
             else:
                 partitions.append((index, None))
-            at = at + 1 if frame[at] == 0 else skip_tags(frame, at)
-        at = at + 1 if frame[at] == 0 else skip_tags(frame, at)
+            at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
+        at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
         topics.append(ProduceTopic(name, topic_id, partitions))
-    at = skip_tags(frame, at)
+    at = skip_tags(frame, at, tags_left)
     return ProduceRequest(transactional_id, acks, timeout_ms, topics), at
 
 

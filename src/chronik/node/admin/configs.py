@@ -1,4 +1,4 @@
-"""Configs of topics, brokers and a broker's loggers, as the admin APIs describe and change them."""
+"""Configs of topics, brokers, a broker's loggers and client metrics, as the admin APIs describe and change them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from chronik.metadata.broker_configs import (
     STATIC_BROKER_CONFIGS,
     check_broker_configs,
 )
+from chronik.metadata.client_metrics import CLIENT_METRICS_CONFIGS, check_client_metrics_configs
 from chronik.metadata.commands import AlterConfigs
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource, ConfigType, split_list
 from chronik.metadata.image import DEFAULT_LISTENER, BrokerImage, ClusterImage, TopicImage
@@ -41,9 +42,12 @@ class ResourceType(IntEnum):
     TOPIC = 2
     BROKER = 4
     BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
 
 
 LOGGER_LEVELS: Mapping[str, int] = {"DEBUG": DEBUG, "INFO": INFO, "WARN": WARNING, "ERROR": ERROR}
+KAFKA_LOGGER_LEVELS: Mapping[str, int] = {**LOGGER_LEVELS, "TRACE": DEBUG, "FATAL": ERROR}
+"""Kafka has two more levels; each maps to the nearest one here."""
 ROOT_LOGGER = "root"
 COMPONENTS = (
     "authorizer",
@@ -52,10 +56,13 @@ COMPONENTS = (
     "links",
     "metadata",
     "node",
+    "quotas",
     "raft",
     "replication",
     "storage",
+    "telemetry",
     "traces",
+    "transactions",
 )
 
 
@@ -112,13 +119,13 @@ def broker_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[V
 def logger_entries(levels: LogLevels) -> list[Values]:
     """Return the log level of each component, and under the name `root` the level of all other components."""
     names = {level: name for name, level in LOGGER_LEVELS.items()}
-    loggers = {name: levels.level_of(name) for name in (*COMPONENTS, *levels.components)}
+    loggers = {name: levels.level_of(name) for name in _loggers(levels)}
     loggers[ROOT_LOGGER] = levels.default
     return [
         {
             "name": component,
             "value": names[level],
-            "read_only": True,
+            "read_only": False,
             "config_source": ConfigSource.DYNAMIC_BROKER_LOGGER,
             "is_sensitive": False,
             "synonyms": [],
@@ -127,6 +134,26 @@ def logger_entries(levels: LogLevels) -> list[Values]:
         }
         for component, level in sorted(loggers.items())
     ]
+
+
+def client_metrics_entries(name: str, image: ClusterImage) -> list[Values]:
+    """Return all configs of a subscription to metrics of clients; none if it does not exist."""
+    if not name:
+        raise KafkaError(ErrorCode.invalid_request, "A subscription to client metrics needs a name")
+    configs = image.client_metrics.get(name)
+    if configs is None:
+        return []
+    entries: list[Values] = []
+    for definition in CLIENT_METRICS_CONFIGS.values():
+        values = [Sourced(definition.name, definition.default or "", ConfigSource.DEFAULT)]
+        if definition.name in configs:
+            values.insert(0, Sourced(definition.name, configs[definition.name], ConfigSource.CLIENT_METRICS))
+        entries.append(_entry(definition, values, is_read_only=False))
+    return entries
+
+
+def _loggers(levels: LogLevels) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*COMPONENTS, *levels.components)))
 
 
 def chosen(
@@ -206,6 +233,7 @@ def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
         "quota.window.num": config.quota_window_num,
         "quota.window.size.seconds": config.quota_window_size_seconds,
         "socket.request.max.bytes": config.frame_bytes_max,
+        "telemetry.max.bytes": config.telemetry_max_bytes,
         "transaction.max.timeout.ms": config.transaction_max_timeout_ms,
         "transaction.state.log.num.partitions": config.transaction_state_topic_partitions,
         "transactional.id.expiration.ms": config.transactional_id_expiration_ms,
@@ -272,6 +300,11 @@ async def alter_resources(
         if (resource_type, name) in repeated:
             raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
         require_config_right(request.access, acls.Operation.ALTER_CONFIGS, resource_type, name)
+        if resource_type == ResourceType.BROKER_LOGGER and not replaces_all:
+            levels = _changed_levels(runtime, name, changes)
+            if not message.validate_only:
+                runtime.log.levels = levels
+            return {}
 
         def plan(image: ClusterImage) -> AlterConfigs:
             resource = _Resource(resource_type, name, runtime.config, image)
@@ -295,6 +328,47 @@ async def alter_resources(
     return {"responses": await within(runtime, WAIT, entries)}
 
 
+def has_only_loggers(message: Any) -> bool:
+    """Whether a request to alter configs names only loggers, which the broker that receives it alters itself."""
+    return bool(message.resources) and all(
+        resource.resource_type == ResourceType.BROKER_LOGGER for resource in message.resources
+    )
+
+
+def _changed_levels(runtime: Runtime, name: str, changes: list[Change]) -> LogLevels:
+    """Return the log levels after the changes. KafkaError if the broker, a logger or a level is unknown."""
+    if name != str(runtime.node_id):
+        raise KafkaError(
+            ErrorCode.invalid_request, f"Unexpected broker id, expected {runtime.node_id} but received {name!r}"
+        )
+    if repeated := duplicates(change.name for change in changes):
+        raise KafkaError(ErrorCode.invalid_request, f"Error due to duplicate config keys: {', '.join(repeated)}")
+    levels = runtime.log.levels
+    new: dict[str, int | None] = {change.name: _new_level(levels, change) for change in changes}
+    return levels.changed({key: level for key, level in new.items() if key != ROOT_LOGGER}, new.get(ROOT_LOGGER))
+
+
+def _new_level(levels: LogLevels, change: Change) -> int | None:
+    """Return the level that a change sets; None if the logger is to follow `root` again."""
+    if change.name != ROOT_LOGGER and change.name not in _loggers(levels):
+        raise KafkaError(ErrorCode.invalid_config, f"Logger {change.name} does not exist!")
+    if change.operation == Operation.DELETE:
+        if change.name == ROOT_LOGGER:
+            raise KafkaError(
+                ErrorCode.invalid_request, f"Removing the log level of the {ROOT_LOGGER} logger is not allowed"
+            )
+        return None
+    if change.operation != Operation.SET:
+        raise KafkaError(ErrorCode.invalid_request, f"Config operation {change.operation} is not allowed for loggers")
+    level = KAFKA_LOGGER_LEVELS.get((change.value or "").strip().upper())
+    if level is None:
+        known = ", ".join(KAFKA_LOGGER_LEVELS)
+        raise KafkaError(
+            ErrorCode.invalid_config, f"Cannot set the log level of {change.name} to {change.value!r}: use {known}"
+        )
+    return level
+
+
 refuse_resources = refuse_entries(
     "responses",
     lambda request: (
@@ -306,13 +380,17 @@ refuse_resources = refuse_entries(
 
 
 class _Resource:
-    """A topic or broker in one image, with its configs. KafkaError if it does not exist."""
+    """A topic, a broker or a subscription to client metrics in one image, with its configs.
+
+    KafkaError if it does not exist; a subscription is created by its first config.
+    """
 
     def __init__(self, resource_type: int, name: str, config: NodeConfig, image: ClusterImage) -> None:
         self.name = name
         self._config = config
         self._image = image
         self._is_topic = resource_type == ResourceType.TOPIC
+        self._is_subscription = resource_type == ResourceType.CLIENT_METRICS
         self.configs: Mapping[str, str]
         if self._is_topic:
             self._topic = image.require_topic(name)
@@ -321,12 +399,16 @@ class _Resource:
             if name != CLUSTER_DEFAULT and name not in {str(broker_id) for broker_id in image.brokers}:
                 raise KafkaError(ErrorCode.invalid_request, f"There is no broker {name!r} in this cluster.")
             self.configs = image.broker_configs.get(name, {})
+        elif self._is_subscription:
+            self.configs = image.client_metrics.get(name, {})
         else:
             raise KafkaError(ErrorCode.invalid_request, f"Unexpected resource type {resource_type}")
 
     def definition(self, key: str) -> ConfigDefinition | None:
         if self._is_topic:
             return TOPIC_CONFIGS.get(key)
+        if self._is_subscription:
+            return CLIENT_METRICS_CONFIGS.get(key)
         return DYNAMIC_BROKER_CONFIGS.get(key, STATIC_BROKER_CONFIGS.get(key))
 
     def value_in_effect(self, definition: ConfigDefinition) -> str:
@@ -335,6 +417,8 @@ class _Resource:
             return self.configs[definition.name]
         if self._is_topic:
             return topic_values(definition, self._topic, self._config, self._image)[0].value
+        if self._is_subscription:
+            return definition.default or ""
         for topic_config in TOPIC_CONFIGS.values():
             if topic_config.synonym == definition.name:
                 return broker_values(topic_config, self._config, self._image)[0].value
@@ -343,9 +427,12 @@ class _Resource:
     def command(self, changes: Mapping[str, str | None]) -> AlterConfigs:
         if self._is_topic:
             check_topic_configs(changes, self._topic.is_internal)
-        else:
-            check_broker_configs(changes, self.name)
-        return AlterConfigs("topic" if self._is_topic else "broker", self.name, changes)
+            return AlterConfigs("topic", self.name, changes)
+        if self._is_subscription:
+            check_client_metrics_configs(self._image, self.name, changes)
+            return AlterConfigs("client_metrics", self.name, changes)
+        check_broker_configs(changes, self.name)
+        return AlterConfigs("broker", self.name, changes)
 
 
 def _changed(resource: _Resource, changes: list[Change]) -> dict[str, str | None]:

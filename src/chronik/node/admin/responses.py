@@ -33,6 +33,12 @@ def refuse_entries(field: str, entries: Callable[[Request], Iterable[Values]]) -
     return lambda request, code: {field: [{**entry, "error_code": code} for entry in entries(request)]}
 
 
+def require_cluster(image: ClusterImage, cluster_id: str | None) -> None:
+    """Raise INCONSISTENT_CLUSTER_ID if a request is meant for another cluster."""
+    if cluster_id is not None and cluster_id != image.cluster_id:
+        raise KafkaError(ErrorCode.inconsistent_cluster_id, f"this is cluster {image.cluster_id}, not {cluster_id}")
+
+
 def duplicates(items: Iterable[H]) -> list[H]:
     """Return the items that occur more than once, each once, in the order of first occurrence."""
     return [item for item, count in Counter(items).items() if count > 1]
@@ -85,11 +91,15 @@ def _not_done(wait_s: float) -> KafkaError:
 
 
 def find_topic(image: ClusterImage, entry: Any) -> TopicImage | None:
-    """Return the topic that an entry of a request names: by name, or by id if it has no name."""
-    name, topic_id = getattr(entry, "name", None), getattr(entry, "topic_id", None)
-    if name is not None:
-        return image.topic(name)
-    return None if topic_id is None else image.topic_by_id(topic_id)
+    """Return the topic that an entry of a request names: by its id, or by name if it has none.
+
+    Java's client sends an id with an empty name.
+    """
+    topic_id = getattr(entry, "topic_id", None)
+    if topic_id is not None:
+        return image.topic_by_id(topic_id)
+    name = getattr(entry, "name", None)
+    return None if name is None else image.topic(name)
 
 
 def topic_key(topic: object) -> Values:

@@ -5,6 +5,7 @@ Behaviour
 - An unknown version is answered with a v0 body, UNSUPPORTED_VERSION and the version range of key 18, without parsing
   the request: that is how a newer client learns the range.
 - The response header is always v0.
+- The client's library and its version are kept for subscriptions to its metrics (KIP-511, KIP-714).
 - The one feature is `transaction.version`, finalized at 2: clients that know version 2 (KIP-890) use it.
 Versions: 3 flexible, client software name and features, 4 supported features that start at 0.
 Not supported: other finalized features.
@@ -23,11 +24,17 @@ _UNSUPPORTED = struct.Struct(">hihhh")
 
 TRANSACTION_VERSION = {"name": "transaction.version", "min_version": 0, "max_version": 2}
 ZERO_FEATURES_FROM_VERSION = 4
+SOFTWARE_FROM_VERSION = 3
+SOFTWARE_CHARS_MAX = 100
 FEATURES_EPOCH = 0
 """The finalized features never change."""
 
 
 async def handle(apis: Iterable[Api], request: Request) -> Values:
+    if request.api_version >= SOFTWARE_FROM_VERSION:
+        message = request.message
+        names = (message.client_software_name, message.client_software_version)
+        request.connection.software = (names[0][:SOFTWARE_CHARS_MAX], names[1][:SOFTWARE_CHARS_MAX])
     finalized = {"name": TRANSACTION_VERSION["name"], "min_version_level": 2, "max_version_level": 2}
     return {
         "error_code": ErrorCode.none,

@@ -53,7 +53,8 @@ async def _delete(host: PartitionHost, topic: str, requested: Any, wait_s: float
     if is_internal(topic):
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
     partition = host.require_leader(topic, requested.partition_index)
-    if not partition.settings.log_config.cleanup_delete:
+    log_config = partition.settings.log_config
+    if log_config.cleanup_compact and not log_config.cleanup_delete:
         raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not include delete")
     low_watermark = await partition.delete_records(requested.offset, wait_s)
     # The lease may have ended while the replicas caught up.

@@ -1,4 +1,4 @@
-"""ListOffsets (key 2), versions 0-9.
+"""ListOffsets (key 2), versions 0-11.
 
 Behaviour
 - latest (-1) is the end that consumers see: the high watermark, or the last stable offset for read_committed; it never
@@ -6,7 +6,8 @@ Behaviour
 - replica id -2, Kafka's debugging consumer, is answered by any replica from its own log, leader or not: latest is the
   log end, with the leader epoch of the last record. This needs no lease, because it claims no authority. `chronik topic
   recover` uses it to compare the replicas of an offline partition.
-- earliest (-2) and earliest local (-4) are the log start offset; latest tiered (-5) is none, answered as -1.
+- earliest (-2) and earliest local (-4) are the log start offset; latest tiered (-5) and earliest pending upload (-6)
+  are none, answered as -1.
 - max timestamp (-3) returns the record's own offset, not the end of its batch.
 - any other timestamp returns the first visible record that is not older, or -1 if there is none.
 - for read_committed, records from the last stable offset on are not visible, whatever the timestamp.
@@ -14,10 +15,11 @@ Behaviour
   OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5) for latest, and for timestamps that match no
   record below its watermark.
 - a leader whose lease ends before the response is sent answers NOT_LEADER_OR_FOLLOWER.
+- a special timestamp that the version does not have is UNSUPPORTED_VERSION.
 - version 0, which Burrow uses, returns a list of one offset or none. Timestamps are UNSUPPORTED_VERSION there: they
   referred to segments and the modification times of their files.
 Versions: 1 one offset with its time, 2 isolation level, 4 leader epoch, 6 flexible, 7 max timestamp, 8 earliest local,
-9 latest tiered.
+9 latest tiered, 10 a timeout for lookups in remote storage (not used), 11 earliest pending upload.
 Not supported: tiered storage.
 """
 
@@ -40,6 +42,15 @@ EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+SPECIAL_FROM_VERSION = {
+    LATEST: 0,
+    EARLIEST: 0,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
 UNKNOWN = -1
 DEBUGGING_REPLICA = -2
 READ_COMMITTED = 1
@@ -67,8 +78,7 @@ async def handle(node: Services, request: Request) -> Values:
             try:
                 if not is_allowed:
                     raise KafkaError(ErrorCode.topic_authorization_failed)
-                if requested.timestamp >= 0 and request.api_version < TIMES_FROM_VERSION:
-                    raise KafkaError(ErrorCode.unsupported_version, "version 0 does not support timestamps")
+                _check_timestamp(requested.timestamp, request.api_version)
                 partition = _hosted(node, topic.name, requested.partition_index, is_debugging)
                 partition.check_leader_epoch(getattr(requested, "current_leader_epoch", -1))
                 generation = partition.generation
@@ -89,6 +99,13 @@ async def handle(node: Services, request: Request) -> Values:
             values.update(_unknown(partition.index, ErrorCode.not_leader_or_follower))
             values.pop("old_style_offsets", None)
     return {"topics": topics}
+
+
+def _check_timestamp(timestamp_ms: int, version: int) -> None:
+    """Raise UNSUPPORTED_VERSION for a timestamp, or a special value in place of one, that the version does not have."""
+    known_from = TIMES_FROM_VERSION if timestamp_ms >= 0 else SPECIAL_FROM_VERSION.get(timestamp_ms)
+    if known_from is None or version < known_from:
+        raise KafkaError(ErrorCode.unsupported_version, f"version {version} does not support timestamp {timestamp_ms}")
 
 
 def _hosted(node: Services, topic: str, index: int, is_debugging: bool) -> Partition:
@@ -115,11 +132,9 @@ async def _offset(
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         start = partition.log_start_offset
         return {"offset": start, "leader_epoch": log.epoch_of(start)}
-    if timestamp_ms == LATEST_TIERED:
+    if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return {}
     generation = partition.generation
-    if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
-        raise KafkaError(ErrorCode.invalid_request, f"{timestamp_ms} is not a valid timestamp")
     # A truncation waits for this job.
     if not partition.jobs.begin():
         raise KafkaError(ErrorCode.not_leader_or_follower, "the log is being truncated")
@@ -157,7 +172,7 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     }
 
 
-API = Api(ApiKey.LIST_OFFSETS, (0, 9), on_error=on_error)
+API = Api(ApiKey.LIST_OFFSETS, (0, 11), on_error=on_error)
 
 
 def handler(services: Services) -> Handler:

@@ -1,8 +1,8 @@
 """Metadata (key 3), versions 0-13.
 
 Behaviour
-- Answered from this node's image: the live brokers, and the topics requested by name or id; null (in v0 an empty list)
-  means all topics, an empty list none.
+- Answered from this node's image: the live brokers, and the topics requested by name or id (an id takes precedence);
+  null (in v0 an empty list) means all topics, an empty list none.
 - A topic that does not exist is created if the node's `auto_create_topics` and the request allow it, and the response
   contains its leaders.
 - If a leader has just failed, the response waits briefly for its successor, and still lists the failed node.
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import (
-    NO_LEADER,
     OFFSETS_TOPIC,
     TRANSACTIONS_TOPIC,
     ClusterImage,
@@ -27,6 +26,7 @@ from chronik.metadata.image import (
     check_topic_name,
 )
 from chronik.node.admin.responses import NOT_REQUESTED, cluster_operations, find_topic
+from chronik.node.admin.topic_description import AbsentBrokers, described_topic
 from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
@@ -59,15 +59,18 @@ async def handle(node: Services, request: Request) -> Values:
     if requested is None or (request.api_version == 0 and not requested):
         await node.departures.wait_for_failover(None)
         image = node.metadata.image
-        absent = _Absent.on(image, request)
+        absent = _absent(image, request)
         topics = [
-            _described(image, topic, absent)
+            described_topic(image, topic, absent)
             for name, topic in sorted(image.topics.items())
             if access.sees(ResourceType.TOPIC, name)
         ]
     else:
         found = [find_topic(node.metadata.image, entry) for entry in requested]
-        names = [entry.name if topic is None else topic.name for entry, topic in zip(requested, found, strict=True)]
+        names = [
+            _requested_name(entry) if topic is None else topic.name
+            for entry, topic in zip(requested, found, strict=True)
+        ]
         seen = [name is None or access.allows(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names]
         await node.departures.wait_for_failover(
             [name for name, is_seen in zip(names, seen, strict=True) if name is not None and is_seen]
@@ -77,7 +80,7 @@ async def handle(node: Services, request: Request) -> Values:
         topics = [
             await _find(node, request, entry, may_create)
             if is_seen
-            else _failed(entry.name, _requested_id(entry), ErrorCode.topic_authorization_failed)
+            else _failed(_requested_name(entry), _requested_id(entry), ErrorCode.topic_authorization_failed)
             for entry, is_seen in zip(requested, seen, strict=True)
         ]
     if getattr(message, "include_topic_authorized_operations", False):
@@ -103,10 +106,10 @@ async def _find(node: Services, request: Request, entry: Any, may_create: bool) 
     image = node.metadata.image
     topic = find_topic(image, entry)
     if topic is not None:
-        return _described(image, topic, _Absent.on(image, request))
-    name = entry.name
+        return described_topic(image, topic, _absent(image, request))
+    name = _requested_name(entry)
     if name is None:
-        return _failed(None, entry.topic_id, ErrorCode.unknown_topic_id)
+        return _failed(None, _requested_id(entry), ErrorCode.unknown_topic_id)
     try:
         access = request.access
         if may_create and not access.has(Operation.CREATE, ResourceType.CLUSTER):
@@ -116,13 +119,19 @@ async def _find(node: Services, request: Request, entry: Any, may_create: bool) 
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
         created = await _create(node, name)
         image = node.metadata.image
-        return _described(image, created, _Absent.on(image, request))
+        return described_topic(image, created, _absent(image, request))
     except KafkaError as error:
         return _failed(name, None, error.code)
 
 
 def _requested_id(entry: Any) -> object:
-    return getattr(entry, "topic_id", None) if entry.name is None else None
+    return getattr(entry, "topic_id", None)
+
+
+def _requested_name(entry: Any) -> str | None:
+    """Return the name by which the topic is requested; None if it is requested by id."""
+    name: str | None = entry.name if _requested_id(entry) is None else None
+    return name
 
 
 async def _create(node: Services, name: str) -> TopicImage:
@@ -147,65 +156,21 @@ async def _create(node: Services, name: str) -> TopicImage:
     return node.metadata.image.require_topic(name)
 
 
+def _absent(image: ClusterImage, request: Request) -> AbsentBrokers:
+    names_listener = request.api_version >= FIRST_VERSION_WITH_LISTENER_ERROR
+    error = ErrorCode.listener_not_found if names_listener else ErrorCode.leader_not_available
+    return AbsentBrokers.on(image, request, error)
+
+
 def _failed(name: str | None, topic_id: object, code: ErrorCode) -> Values:
     return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": []}
-
-
-class _Absent(NamedTuple):
-    """The live brokers that lack the client's listener, and the error of the partitions that they lead."""
-
-    brokers: frozenset[int]
-    error: ErrorCode
-
-    @classmethod
-    def on(cls, image: ClusterImage, request: Request) -> _Absent:
-        listener = request.listener
-        brokers = frozenset(
-            broker.id for broker in image.brokers.values() if not broker.is_fenced and broker.address(listener) is None
-        )
-        names_listener = request.api_version >= FIRST_VERSION_WITH_LISTENER_ERROR
-        return cls(brokers, ErrorCode.listener_not_found if names_listener else ErrorCode.leader_not_available)
-
-
-def _described(image: ClusterImage, topic: TopicImage, absent: _Absent) -> Values:
-    values = _described_for_all(image, topic)
-    if absent.brokers:
-        for partition in values["partitions"]:
-            replicas = partition["replica_nodes"]
-            partition["offline_replicas"] = [
-                replica for replica in replicas if replica in absent.brokers or not image.is_live(replica)
-            ]
-            if partition["leader_id"] in absent.brokers:
-                partition |= {"leader_id": NO_LEADER, "error_code": absent.error}
-    return values
-
-
-def _described_for_all(image: ClusterImage, topic: TopicImage) -> Values:
-    return {
-        "error_code": ErrorCode.none,
-        "name": topic.name,
-        "topic_id": topic.id,
-        "is_internal": topic.is_internal,
-        "partitions": [
-            {
-                "error_code": ErrorCode.none if partition.leader >= 0 else ErrorCode.leader_not_available,
-                "partition_index": partition.partition,
-                "leader_id": partition.leader,
-                "leader_epoch": partition.leader_epoch,
-                "replica_nodes": partition.replicas,
-                "isr_nodes": partition.isr,
-                "offline_replicas": [replica for replica in partition.replicas if not image.is_live(replica)],
-            }
-            for partition in topic.partitions
-        ],
-    }
 
 
 def on_error(request: Request, code: ErrorCode) -> Values:
     topics = request.message.topics or ()
     return {
         "brokers": [],
-        "topics": [_failed(topic.name, getattr(topic, "topic_id", None), code) for topic in topics],
+        "topics": [_failed(_requested_name(topic), _requested_id(topic), code) for topic in topics],
     }
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
+from uuid import UUID
 
 from chronik.metadata.calls import (
     AlterIsrCall,
@@ -284,6 +285,31 @@ class ControllerService:
             learners = [other for other in membership.members if not other.is_voter]
             if learners:
                 await self._change_member(Promote(learners[0].node_id))
+        await self._change_member(Remove(node_id))
+
+    async def add_voter(self, node_id: int, store: UUID | None) -> None:
+        """Give a learner a vote; return when that is committed. DUPLICATE_VOTER or VOTER_NOT_FOUND if it is none."""
+        member = self._raft.node.membership.member(node_id)
+        if member is None or member.store != store:
+            raise KafkaError(
+                ErrorCode.voter_not_found,
+                f"node {node_id} has not joined with this directory id: start it, and see DescribeQuorum",
+            )
+        if member.is_voter:
+            raise KafkaError(ErrorCode.duplicate_voter, f"node {node_id} is already a voter")
+        await self._change_member(Promote(node_id))
+
+    async def remove_voter(self, node_id: int, store: UUID | None) -> None:
+        """Remove a voter that is not a broker any more; return when that is committed."""
+        member = self._raft.node.membership.member(node_id)
+        if member is None or not member.is_voter or member.store != store:
+            raise KafkaError(ErrorCode.voter_not_found, f"node {node_id} is not a voter with this directory id")
+        if node_id in self._metadata.image.brokers:
+            raise KafkaError(
+                ErrorCode.invalid_request,
+                f"node {node_id} is a broker, and every broker takes part in the Raft group: move its replicas away, "
+                "then unregister it (chronik cluster remove)",
+            )
         await self._change_member(Remove(node_id))
 
     async def _change_member(self, change: Promote | Remove) -> None:

@@ -242,7 +242,7 @@ class PartitionHost:
                     gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
                     self._remove_replicas(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
                     self._runtime.traces.topics -= {topic.name}
-                case ConfigChanged(resource=resource, name=name):
+                case ConfigChanged(resource="topic" | "broker" as resource, name=name):
                     self._configure(name if resource == "topic" else None)
                 case ReplicasChanged() | LeaderChanged() | IsrChanged():
                     self._partition_changed(image, event)
@@ -328,6 +328,8 @@ class PartitionHost:
         image = self.image
         self._defaults = topic_defaults(self._runtime.config, image)
         self._runtime.traces.topics = traced_topics(image, self._defaults)
+        if only_topic is None:
+            self.replication.limit_rates(image)
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
             if topic is not None and (only_topic is None or topic.name == only_topic):

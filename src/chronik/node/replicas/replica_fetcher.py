@@ -23,6 +23,7 @@ from chronik.client.connection import Connection
 from chronik.client.errors import ClientError, ConnectionLost
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
+from chronik.node.topic_settings import is_throttled
 from chronik.observe.logging import Logger
 from chronik.replication.follower import (
     NO_EPOCH,
@@ -38,6 +39,7 @@ from chronik.replication.follower import (
     StartOver,
     Truncate,
 )
+from chronik.replication.throttle import ReplicationThrottle
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import BatchHeader, check_batches
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
@@ -73,6 +75,8 @@ RETRY_S_MAX = 0.5
 REFUSED_RETRY_S = 5.0
 FAILED_RETRY_S = 1.0
 """The pause after an error that is not caused by old metadata."""
+THROTTLED_RETRY_S = 0.1
+"""How often a throttled replica checks whether it may fetch, or has joined the ISR and need not wait."""
 
 EXPECTED_ERRORS = frozenset(
     {
@@ -95,6 +99,7 @@ class FetcherHost(Protocol):
     """What a fetcher needs from replication, which runs the fetchers."""
 
     broker_epoch: int
+    follower_throttle: ReplicationThrottle
 
     def connect(self, node_id: int) -> Awaitable[Connection]: ...
 
@@ -148,6 +153,7 @@ class ReplicaFetcher:
         self._runtime = runtime
         self._loop = runtime.loop
         self._host = host
+        self._throttle = host.follower_throttle
         self._log = runtime.log.bind(component="replication", leader=leader_id)
         self._session = LeaderSession(runtime, leader_id, host, self, self._log)
         self._followed: dict[tuple[UUID, int], Followed] = {}
@@ -230,10 +236,21 @@ class ReplicaFetcher:
         followed.not_sent()
         position = followed.partition.fetch_position()
         self._set_syncing(followed, position is None)
-        if position is not None:
+        if position is not None and self._is_throttled(followed) and self._throttle.is_exceeded(self._loop.time()):
+            self._retry_later(followed, THROTTLED_RETRY_S)
+        elif position is not None:
             followed.position = position
             self._due[followed] = None
             self._session.kick()
+
+    def _is_throttled(self, followed: Followed) -> bool:
+        """Whether the follower's rate limits this replica: it is listed, and not in sync."""
+        partition = followed.partition
+        return (
+            self._throttle.is_limited
+            and is_throttled(partition.settings.follower_throttled, partition.index, partition.node_id)
+            and partition.node_id not in partition.in_sync_replicas
+        )
 
     def _set_syncing(self, followed: Followed, is_syncing: bool) -> None:
         self._syncing += is_syncing - followed.is_syncing
@@ -271,6 +288,9 @@ class ReplicaFetcher:
                 topic = topics[partition.topic_id] = FetchTopic(None, partition.topic_id, [])
             offset, last_epoch = followed.position
             followed.sent_in = number
+            bytes_max = followed.bytes_max
+            if self._is_throttled(followed):
+                bytes_max = min(bytes_max, self._throttle.bytes_max)
             topic.partitions.append(
                 FetchPartition(
                     partition.index,
@@ -278,7 +298,7 @@ class ReplicaFetcher:
                     offset,
                     last_epoch,
                     partition.durable_log_start,
-                    followed.bytes_max,
+                    bytes_max,
                     partition.high_watermark,
                 )
             )
@@ -341,6 +361,8 @@ class ReplicaFetcher:
             case Append():
                 partition.append_fetched(records, batches, self._runtime.env.wall_ms())
                 followed.fetched_bytes, followed.appended_s = len(records), self._loop.time()
+                if self._is_throttled(followed):
+                    self._throttle.record(len(records), followed.appended_s)
                 self._queue_position(followed)
                 self._take_watermarks(followed, response)
             case NoData():

@@ -25,7 +25,9 @@ from chronik.node.replicas.replication import Replication
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Reply, Request
 from chronik.node.serving.fetch_sessions import EPOCH_MAX, FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION
+from chronik.node.topic_settings import is_throttled
 from chronik.replication.follower import EpochEnd
+from chronik.replication.throttle import ReplicationThrottle
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
     HIGH_WATERMARK_NOT_SENT,
@@ -37,6 +39,8 @@ from chronik.wire.fetch import (
 
 WATERMARK_DELAY_S = 0.002
 WAIT_MS_MAX = 10_000
+THROTTLED_RETRY_S = 0.1
+"""How often a session checks whether a throttled replica may have records, or has joined the ISR."""
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 
 EntryKey = tuple[UUID | None, int]
@@ -71,8 +75,8 @@ class ReplicaSession:
     """The fetch session of one follower.
 
     Invariant: each partition in `_entries` notifies this session of appends while this node leads it. `_ready` holds
-    the entries that need a response at once; `_news` holds entries with only a new watermark or log start. Owned by the
-    loop.
+    the entries that need a response at once; `_news` holds entries with only a new watermark or log start; `_throttled`
+    holds entries with records that must wait for the leader's replication rate. Owned by the loop.
     """
 
     def __init__(self, sessions: ReplicaSessions, session_id: int, replica_id: int) -> None:
@@ -86,6 +90,9 @@ class ReplicaSession:
         self._by_partition: dict[Partition, Entry] = {}
         self._ready: dict[Entry, None] = {}
         self._news: dict[Entry, None] = {}
+        self._throttled: dict[Entry, None] = {}
+        self._throttle = sessions.throttle
+        self._retry: asyncio.TimerHandle | None = None
         self._waiting: WaitingReplicaFetch | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._later: asyncio.TimerHandle | None = None
@@ -102,6 +109,7 @@ class ReplicaSession:
             for requested in topic.partitions:
                 self._take_position((topic.topic_id, requested.partition), requested)
         waiting = WaitingReplicaFetch(request, reply, min(fetch.max_bytes, RESPONSE_BYTES_MAX))
+        self._hold_throttled()
         if self._ready or fetch.max_wait_ms <= 0 or self.id == NO_SESSION:
             self._answer(waiting)
             return
@@ -120,6 +128,7 @@ class ReplicaSession:
         entry.error = ErrorCode.none
         entry.diverging = None
         self._ready.pop(entry, None)
+        self._throttled.pop(entry, None)
         try:
             partition = self._find(key)
             entry.start = partition.log_start_offset
@@ -156,6 +165,7 @@ class ReplicaSession:
         if entry is not None:
             self._detach(entry)
             self._ready.pop(entry, None)
+            self._throttled.pop(entry, None)
             self._news.pop(entry, None)
 
     def _detach(self, entry: Entry) -> None:
@@ -167,17 +177,21 @@ class ReplicaSession:
     def close(self) -> None:
         """End the session: no further fetch will come."""
         self._stop_waiting()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         for entry in self._entries.values():
             self._detach(entry)
         self._entries = {}
         self._ready = {}
         self._news = {}
+        self._throttled = {}
 
     # -- notifications from partitions ---------------------------------------------------------------------------------
 
     def data_appended(self, partition: Partition) -> None:
         entry = self._by_partition.get(partition)
-        if entry is not None and entry.is_open:
+        if entry is not None and entry.is_open and entry not in self._throttled:
             self._ready[entry] = None
             self._wake()
 
@@ -195,6 +209,7 @@ class ReplicaSession:
             entry.partition = None
             entry.is_open = False
             entry.error = ErrorCode.not_leader_or_follower
+            self._throttled.pop(entry, None)
             self._ready[entry] = None
             self._wake()
 
@@ -207,6 +222,37 @@ class ReplicaSession:
     def _wake_later(self) -> None:
         if self._waiting is not None and self._later is None and not self._is_scheduled:
             self._later = self._loop.call_later(WATERMARK_DELAY_S, self._answer_waiting)
+
+    # -- throttled replicas --------------------------------------------------------------------------------------------
+
+    def _is_throttled(self, entry: Entry) -> bool:
+        """Whether the leader's rate limits the records for this replica: it is listed, and not in sync."""
+        partition = entry.partition
+        if partition is None or partition.leader is None or not self._throttle.is_limited or not entry.is_open:
+            return False
+        # A replica that is being added to the ISR already holds back the high watermark.
+        return (
+            is_throttled(partition.settings.leader_throttled, partition.index, partition.node_id)
+            and self.replica_id not in partition.leader.isr.maximal
+        )
+
+    def _hold_throttled(self) -> None:
+        """Keep the records of throttled replicas back while the rate is exceeded."""
+        if not self._throttle.is_exceeded(self._loop.time()):
+            return
+        for entry in [entry for entry in self._ready if self._is_throttled(entry)]:
+            del self._ready[entry]
+            self._throttled[entry] = None
+        if self._throttled and self._retry is None:
+            self._retry = self._loop.call_later(THROTTLED_RETRY_S, self._retry_throttled)
+
+    def _retry_throttled(self) -> None:
+        self._retry = None
+        self._ready |= self._throttled
+        self._throttled = {}
+        self._hold_throttled()
+        if self._ready:
+            self._wake()
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
@@ -237,14 +283,19 @@ class ReplicaSession:
         topics: Topics = {}
         cold: list[ColdRead] = []
         has_records = False
+        self._hold_throttled()
         for entry in list(self._ready):
             if has_records and left_bytes <= 0:
                 break
             response = self._describe(entry)
-            size_bytes = self._read(entry, response, cold, left_bytes, is_first=not has_records)
+            is_limited = self._is_throttled(entry)
+            allowed_bytes = min(left_bytes, self._throttle.bytes_max) if is_limited else left_bytes
+            size_bytes = self._read(entry, response, cold, allowed_bytes, is_first=not has_records)
             if size_bytes is None:
                 continue
             has_records = has_records or size_bytes > 0
+            if is_limited:
+                self._throttle.record(size_bytes, self._loop.time())
             left_bytes -= size_bytes
             del self._ready[entry]
             topics.setdefault(entry.key[0], []).append(response)
@@ -355,6 +406,10 @@ class ReplicaSessions:
 
     def __post_init__(self) -> None:
         self.log = self.runtime.log.bind(component="replication")
+
+    @property
+    def throttle(self) -> ReplicationThrottle:
+        return self._replication.leader_throttle
 
     def knows(self, topic_id: UUID) -> bool:
         return topic_id in self._metadata.image.names_by_id

@@ -14,14 +14,17 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from chronik.client.connection import Connection
+from chronik.metadata.broker_configs import BROKER_CONFIGS, FOLLOWER_THROTTLED_RATE, LEADER_THROTTLED_RATE
 from chronik.metadata.image import ClusterImage, PartitionImage
 from chronik.node.replicas.checkpoints import Checkpoints
 from chronik.node.replicas.partition import HowFound, Partition
 from chronik.node.replicas.replica_fetcher import ReplicaFetcher
 from chronik.node.replicas.replica_reports import ReplicaReports, Report
 from chronik.node.runtime import Runtime
+from chronik.node.topic_settings import dynamic_values
 from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
 from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
+from chronik.replication.throttle import UNLIMITED, ReplicationThrottle
 from chronik.storage.log import Log
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -69,6 +72,8 @@ class Replication:
     ) -> None:
         self.live: Mapping[int, int] = {}
         self.broker_epoch = -1
+        self.leader_throttle = ReplicationThrottle()
+        self.follower_throttle = ReplicationThrottle()
         self.connect = links.connect
         self.lease_is_valid = links.lease_is_valid
         self.leader_lacks = reports.leader_lacks
@@ -129,6 +134,16 @@ class Replication:
             self.broker_epoch = epoch
             for fetcher in self._fetchers.values():
                 fetcher.resend_positions()
+
+    def limit_rates(self, image: ClusterImage) -> None:
+        """Apply the dynamic limits for replicas that are not in sync."""
+        for throttle, name in (
+            (self.leader_throttle, LEADER_THROTTLED_RATE),
+            (self.follower_throttle, FOLLOWER_THROTTLED_RATE),
+        ):
+            values = dynamic_values(name, self._node_id, image)
+            rate = BROKER_CONFIGS[name].parse(values[0].value) if values else UNLIMITED
+            throttle.limit(int(rate) if isinstance(rate, int | float) else UNLIMITED, self._loop.time())
 
     def role_changed(self, partition: Partition) -> None:
         """Follow the partition's leader, or monitor its replicas if this node leads."""

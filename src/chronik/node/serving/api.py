@@ -37,6 +37,8 @@ class Api:
     on_error: ErrorValues | None = None
     readable_from: int | None = None
     on_controller: bool = False
+    is_local: Callable[[Any], bool] | None = None
+    """Whether this node answers a message of an API that is otherwise answered by the controller."""
     unsupported_version_body: Callable[[], bytes] | None = None
     """The response to an unsupported version; without one the connection is closed."""
 

@@ -202,6 +202,9 @@ class Connection(asyncio.BufferedProtocol):
         self._on_close: dict[object, Callable[[], None]] = {}
         self._on_end_of_input: list[Callable[[], None]] = []
         self.client_host = ""
+        self.client_port = 0
+        self.software = ("", "")
+        """Name and version of the client's library, as it reports them in ApiVersions."""
         self.certificate_principal = ANONYMOUS
         """The principal of the client's certificate; of a client without one, ANONYMOUS."""
         self.access = OPEN_ACCESS
@@ -220,6 +223,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
+        self.client_port = int(peer[1]) if peer and len(peer) > 1 else 0
         self.last_used_s = self._server.loop.time()
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         if not self._server.connection_opened(self):

@@ -120,6 +120,7 @@ RIGHTS: Mapping[int, tuple[Right, ...]] = {
     31: _required(Operation.ALTER),
     32: _config_rights(Operation.DESCRIBE_CONFIGS),
     33: _config_rights(Operation.ALTER_CONFIGS),
+    34: _required(Operation.ALTER),
     35: _required(Operation.DESCRIBE),
     36: (),
     37: (Right(Operation.ALTER, TOPIC, TOPIC_ERROR),),
@@ -133,6 +134,7 @@ RIGHTS: Mapping[int, tuple[Right, ...]] = {
     49: _required(Operation.ALTER_CONFIGS),
     50: _required(Operation.DESCRIBE),
     51: _required(Operation.ALTER),
+    55: _required(Operation.DESCRIBE),
     60: (Right(Operation.DESCRIBE, CLUSTER, "no operations are reported", "if authorized operations are requested"),),
     61: (Right(Operation.READ, TOPIC, TOPIC_ERROR),),
     64: _required(Operation.ALTER),
@@ -141,6 +143,14 @@ RIGHTS: Mapping[int, tuple[Right, ...]] = {
         Right(Operation.DESCRIBE, TOPIC, OMITTED, "for the topics of the transaction"),
     ),
     66: (Right(Operation.DESCRIBE, TRANSACTIONAL_ID, OMITTED),),
+    71: (),
+    72: (),
+    75: (
+        Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR, "if the topic is named"),
+        Right(Operation.DESCRIBE, TOPIC, OMITTED, "if all topics are requested"),
+    ),
+    80: _required(Operation.ALTER),
+    81: _required(Operation.ALTER),
 }
 """By API key. An API without rights is open to every client of the listener."""
 

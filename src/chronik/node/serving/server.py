@@ -376,7 +376,8 @@ class Server:
     async def _run_cold(self, handler: Handler, request: Request, reply: Reply, body: bytes) -> None:
         api, connection, controller = handler.api, request.connection, self._controller
         try:
-            if api.on_controller and controller is not None and not controller.is_controller:
+            is_local = not api.on_controller or (api.is_local is not None and api.is_local(request.message))
+            if not is_local and controller is not None and not controller.is_controller:
                 try:
                     answer, reply.failed = await controller.send(request, body)
                     answer = _with_throttle(request, answer)

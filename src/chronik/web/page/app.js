@@ -22,6 +22,7 @@ const state = {
   groups: null,
   group: null,
   transactions: null,
+  clients: null,
   traces: { events: [], traced: [], silent: [] },
 };
 

@@ -15,7 +15,7 @@ export const isStalled = (line) => (line.stuck_ms ?? 0) >= STALLED_MS;
 export function overview() {
   return {
     title: "Cluster",
-    query: "topics=1&groups=1&transactions=1",
+    query: "topics=1&groups=1&transactions=1&clients=1",
     draw: (state) => [
       h("h1", { class: "hidden" }, "Cluster"),
       health(state),
@@ -25,6 +25,7 @@ export function overview() {
       topicPanel(state),
       groupPanel(state.groups),
       transactionPanel(state.transactions),
+      clientPanel(state.clients),
     ],
   };
 }
@@ -155,4 +156,19 @@ export function transactionPanel(known, topic) {
   ];
   const shown = known.transactions.length < known.total && h("span", { class: "muted" }, `${known.transactions.length} of ${known.total}`);
   return panel("Open transactions", { aside: shown }, silent, lines.length ? table("Open transactions", columns, lines, (line) => `transaction-${line.transactional_id}`) : null);
+}
+
+// The clients that push their metrics to this node; nothing if there is none.
+function clientPanel(known) {
+  const lines = (known?.clients ?? []).filter((line) => line.series);
+  if (!lines.length) return null;
+  const columns = [
+    { title: "Client", class: "name", cell: (line) => line.client_id || "–" },
+    { title: "Library", class: "name", cell: (line) => `${line.software_name} ${line.software_version}`.trim() || "–" },
+    { title: "Address", cell: (line) => line.address },
+    { title: "Interval", number: true, cell: (line) => duration(line.interval_ms) },
+    { title: "Pushed", cell: (line) => moment(line.pushed_ms) },
+    { title: "Metrics", number: true, cell: (line) => h("a", { href: "/api/client-metrics" }, count(line.series)) },
+  ];
+  return panel("Metrics of clients", null, table("Clients that push their metrics to this node", columns, lines, (line) => `client-${line.instance_id}`));
 }
