@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.clients.conftest import GetClient, NewName
-from tests.clients.drivers.base import CLIENTS, COOPERATIVE, Client, Member, Sent
+from tests.clients.drivers.base import CLIENTS, CONSUMER_PROTOCOL, COOPERATIVE, Client, Member, Sent
 from tests.clients.drivers.confluent import ConfluentMember
 from tests.support.eventually import eventually
 
@@ -113,6 +113,11 @@ def test_members_join_leave_and_resume_without_losing_or_repeating_a_record(clie
 @pytest.mark.parametrize("client", COOPERATIVE, indirect=True)
 def test_cooperative_members_join_leave_and_resume(client: Client, story: Story) -> None:
     members_come_and_go(story, client, "cooperative-sticky")
+
+
+@pytest.mark.parametrize("client", CONSUMER_PROTOCOL, indirect=True)
+def test_members_of_the_new_protocol_join_leave_and_resume(client: Client, story: Story) -> None:
+    members_come_and_go(story, client, "server-uniform")
 
 
 def test_members_of_different_clients_share_one_group(get_client: GetClient, story: Story) -> None:

@@ -236,6 +236,10 @@ def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
         configs = _altered(topic.configs, command.changes)
         topic = replace(topic, configs=configs)
         after = _with_topic(image, _without_eligible(topic, events) if is_other_minimum else topic)
+    elif command.resource == "group":
+        configs = _altered(image.group_configs.get(command.name, {}), command.changes)
+        others = _without(image.group_configs, command.name)
+        after = replace(image, group_configs={**others, command.name: configs} if configs else others)
     else:
         configs = _altered(image.broker_configs.get(command.name, {}), command.changes)
         after = replace(image, broker_configs={**image.broker_configs, command.name: configs})

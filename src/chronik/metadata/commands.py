@@ -21,7 +21,7 @@ from chronik.authentication.scram import ScramCredential
 from chronik.authorization.acls import AclBinding
 from chronik.quotas.entities import QuotaEntity
 
-ConfigResource: TypeAlias = Literal["topic", "broker"]
+ConfigResource: TypeAlias = Literal["topic", "broker", "group"]
 
 
 class Assignment(msgspec.Struct, frozen=True):

@@ -175,6 +175,10 @@ def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
         before, after = old.broker_configs.get(name, {}), new.broker_configs.get(name, {})
         if before != after:
             events.append(ConfigChanged("broker", name, after, _changed(before, after)))
+    for name in sorted({*old.group_configs, *new.group_configs}):
+        before, after = old.group_configs.get(name, {}), new.group_configs.get(name, {})
+        if before != after:
+            events.append(ConfigChanged("group", name, after, _changed(before, after)))
     users = {*old.scram, *new.scram}
     changed = tuple(sorted(user for user in users if old.scram.get(user) != new.scram.get(user)))
     if changed:

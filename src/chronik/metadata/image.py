@@ -181,6 +181,8 @@ class ClusterImage(msgspec.Struct, frozen=True):
     acls: frozenset[AclBinding] = frozenset()
     client_quotas: tuple[ClientQuotas, ...] = ()
     """Sorted by entity, each entity once."""
+    group_configs: Mapping[str, Mapping[str, str]] = {}
+    """By group; a group without configs is not in it."""
 
     def topic(self, name: str) -> TopicImage | None:
         return self.topics.get(name)

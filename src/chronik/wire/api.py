@@ -75,7 +75,9 @@ class ApiKey(IntEnum):
     UNREGISTER_BROKER = 64, 0
     DESCRIBE_TRANSACTIONS = 65, 0
     LIST_TRANSACTIONS = 66, 0
+    CONSUMER_GROUP_HEARTBEAT = 68, 0
     CONSUMER_GROUP_DESCRIBE = 69, 0
+    LIST_CONFIG_RESOURCES = 74, 0
 
 
 _FLEXIBLE_FROM: Final[Mapping[int, int]] = {key: key.flexible_from for key in ApiKey}

@@ -12,6 +12,7 @@ from tests.clients.drivers.base import (
     FETCH_WAIT_MS,
     HEARTBEAT_INTERVAL_MS,
     READ_TIMEOUT_S,
+    SERVER_ASSIGNORS,
     SESSION_TIMEOUT_MS,
     ClientError,
     PollingMember,
@@ -131,6 +132,11 @@ class ConfluentMember(PollingMember):
         }
         if instance_id is not None:
             self._settings["group.instance.id"] = instance_id
+        if assignor in SERVER_ASSIGNORS:
+            # The broker sets the timeouts of the new protocol, and librdkafka refuses them in its own settings.
+            for setting in ("heartbeat.interval.ms", "session.timeout.ms", "partition.assignment.strategy"):
+                del self._settings[setting]
+            self._settings |= {"group.protocol": "consumer", "group.remote.assignor": SERVER_ASSIGNORS[assignor]}
 
     def open(self) -> None:
         self._consumer = ck.Consumer(self._settings)

@@ -1,12 +1,12 @@
 """AlterConfigs (key 33), versions 0-2.
 
 Behaviour
-- Replaces all configs of a topic or of this broker: a config that is not named returns to its default.
+- Replaces all configs of a topic, of a group or of this broker: a config that is not named returns to its default.
 - Each resource has its own outcome, and is changed as a whole or not at all. A resource that appears twice in the
   request is INVALID_REQUEST.
 - validate_only returns the same response and changes nothing.
 Versions: 2 flexible.
-Not supported: loggers, groups and client metrics (INVALID_REQUEST).
+Not supported: loggers and client metrics (INVALID_REQUEST).
 """
 
 from chronik.node.admin.configs import Change, Operation, alter_resources, refuse_resources

@@ -1,12 +1,12 @@
 """DescribeConfigs (key 32), versions 1-4.
 
 Behaviour
-- Describes topics, this broker, the cluster-wide broker defaults (a broker with the empty name) and this broker's
-  loggers. Each resource has its own outcome.
+- Describes topics, this broker, the cluster-wide broker defaults (a broker with the empty name), groups and this
+  broker's loggers. Each resource has its own outcome.
 - Each config has its effective value, the source of that value, and on request every value that it overrides.
 - No keys, or an empty list, means all configs; unknown keys are omitted.
 Versions: 3 documentation and types, 4 flexible.
-Not supported: configs of groups and client metrics (INVALID_REQUEST).
+Not supported: configs of client metrics (INVALID_REQUEST).
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ from chronik.node.admin.configs import (
     broker_entries,
     check_broker_name,
     chosen,
+    group_entries,
     logger_entries,
     require_config_right,
     topic_entries,
@@ -56,6 +57,8 @@ def _entries(config: NodeConfig, image: ClusterImage, resource_type: int, name: 
         return topic_entries(image.require_topic(name), config, image)
     if resource_type == ResourceType.BROKER:
         return broker_entries(name, config, image)
+    if resource_type == ResourceType.GROUP:
+        return group_entries(name, config, image)
     if resource_type == ResourceType.BROKER_LOGGER:
         check_broker_name(name, config)
         return logger_entries(config.levels)

@@ -1,13 +1,13 @@
 """IncrementalAlterConfigs (key 44), versions 0-1.
 
 Behaviour
-- Sets, unsets, appends to or subtracts from single configs of a topic, of this broker, or of all brokers (the empty
-  name). Only lists support append and subtract. An append to an unset list extends its default.
+- Sets, unsets, appends to or subtracts from single configs of a topic, of a group, of this broker, or of all brokers
+  (the empty name). Only lists support append and subtract. An append to an unset list extends its default.
 - Each resource has its own outcome, answered when the change is durable and in effect on this node. A resource is
   changed as a whole or not at all. A resource that appears twice in the request is INVALID_REQUEST.
 - validate_only returns the same response and changes nothing.
 Versions: 1 flexible.
-Not supported: groups and client metrics, and loggers, whose levels are set when the node starts (INVALID_REQUEST).
+Not supported: client metrics, and loggers, whose levels are set when the node starts (INVALID_REQUEST).
 """
 
 from chronik.node.admin.configs import Change, alter_resources, refuse_resources

@@ -242,7 +242,7 @@ class PartitionHost:
                     gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
                     self._remove_replicas(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
                     self._runtime.traces.topics -= {topic.name}
-                case ConfigChanged(resource=resource, name=name):
+                case ConfigChanged(resource="topic" | "broker" as resource, name=name):
                     self._configure(name if resource == "topic" else None)
                 case ReplicasChanged() | LeaderChanged() | IsrChanged():
                     self._partition_changed(image, event)
