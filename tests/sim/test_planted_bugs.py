@@ -7,12 +7,13 @@ from functools import cache
 import pytest
 from tests.sim.planted import PLANTED, Planted
 from tests.sim.planted_cluster import PLANTED_IN_CLUSTER
+from tests.sim.planted_consumer_groups import PLANTED_IN_CONSUMER_GROUPS
 from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS, Found
 from tests.sim.planted_rot import PLANTED_IN_ROT
 from tests.sim.planted_transactions import PLANTED_IN_TRANSACTIONS, SEEDS_MAX, stale_coordinator_is_accepted
 
 from chronik.testing.sim import Report, run_seed
-from chronik.testing.sim.cluster_scenarios import ThreeNodes
+from chronik.testing.sim.cluster_scenarios import ConsumerGroups, ThreeNodes
 from chronik.testing.sim.scenario import SingleNode
 
 
@@ -42,6 +43,11 @@ def test_simulator_finds_and_replays_a_planted_bug(plant: Planted) -> None:
 def test_simulator_finds_and_replays_a_planted_bug_in_a_cluster(plant: Planted) -> None:
     first, seeds = PLANTED_IN_CLUSTER[plant]
     check_found_and_replayed(plant, ThreeNodes.name, range(first, first + seeds))
+
+
+@pytest.mark.parametrize("plant", PLANTED_IN_CONSUMER_GROUPS, ids=lambda plant: plant.__name__)
+def test_simulator_finds_and_replays_a_planted_bug_in_consumer_groups(plant: Planted) -> None:
+    check_found_and_replayed(plant, ConsumerGroups.name, range(PLANTED_IN_CONSUMER_GROUPS[plant]))
 
 
 @cache

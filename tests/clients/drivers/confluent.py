@@ -120,6 +120,7 @@ class ConfluentMember(PollingMember):
     def __init__(self, bootstrap: str, topic: str, group: str, assignor: str, instance_id: str | None = None) -> None:
         super().__init__(f"confluent-kafka member of {group}")
         self.assignments = 0
+        self.topics: set[str] = set()
         self._topic = topic
         self._settings: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
@@ -154,7 +155,9 @@ class ConfluentMember(PollingMember):
                     got = []
             except ck.KafkaException:
                 got = []
-        return got, frozenset(partition.partition for partition in self._consumer.assignment())
+        assigned = self._consumer.assignment()
+        self.topics = {partition.topic for partition in assigned}
+        return got, frozenset(partition.partition for partition in assigned)
 
     def close(self) -> None:
         self._consumer.close()
