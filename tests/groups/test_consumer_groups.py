@@ -159,12 +159,12 @@ def test_a_member_that_does_not_revoke_is_removed_after_its_timeout() -> None:
         play.wait(REBALANCE_MS // 3 - 1)
         assert play.error(play.send("a", 1, owned=stuck)) is ErrorCode.none
         play.beats("b")
-    assert [owed[1] for owed in play.coordinator.owed_revocations(play.now_ms)] == ["a"]
+    assert list(play.group.revocation_deadlines) == ["a"]
     play.wait(3)
     assert play.error(play.send("a", 1, owned=stuck)) is ErrorCode.unknown_member_id
     play.beats("b")
     assert play.owns_all_once("b")
-    assert not list(play.coordinator.owed_revocations(play.now_ms))
+    assert not play.group.revocation_deadlines
 
 
 def test_group_configs_override_the_session_and_the_interval() -> None:
@@ -374,7 +374,7 @@ def test_a_new_coordinator_continues_where_the_last_one_was() -> None:
     play.restart()
     after = play.group.durable
     assert after == before
-    assert [owed[1] for owed in play.coordinator.owed_revocations(play.now_ms)] == ["a"]
+    assert list(play.group.revocation_deadlines) == ["a"]
     play.took("a", token)
     play.settles("a", "b")
     assert play.owns_all_once("a", "b", topics=("t", "logs-a"))

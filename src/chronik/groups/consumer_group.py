@@ -214,7 +214,6 @@ class ConsumerGroup(AnyGroup):
     session_deadlines: dict[str, int] = field(default_factory=dict)
     revocation_deadlines: dict[str, int] = field(default_factory=dict)
     """By member that must revoke partitions; with the rebalance timeout of the member."""
-    revoking_since: dict[str, int] = field(default_factory=dict)
     join_deadlines: dict[str, int] = field(default_factory=dict)
     """By member of the classic protocol that was notified of a rebalance."""
     sync_deadlines: dict[str, int] = field(default_factory=dict)
@@ -289,7 +288,6 @@ class ConsumerGroup(AnyGroup):
         for deadlines in (
             self.session_deadlines,
             self.revocation_deadlines,
-            self.revoking_since,
             self.join_deadlines,
             self.sync_deadlines,
         ):
@@ -299,16 +297,11 @@ class ConsumerGroup(AnyGroup):
         """Start the rebalance timeout of a member that owes a revocation, or stop it."""
         member_id = member.member_id
         owes = member.current.state is MemberState.UNREVOKED_PARTITIONS and member.current.epoch != STATIC_LEAVE_EPOCH
-        if not owes:
+        # A member of the classic protocol has its join and sync timeouts instead.
+        if not owes or member.uses_classic_protocol:
             self.revocation_deadlines.pop(member_id, None)
-            self.revoking_since.pop(member_id, None)
-            return
-        is_new = before.current.epoch != member.current.epoch or member_id not in self.revoking_since
-        if is_new:
-            self.revoking_since[member_id] = now_ms
-            # A member of the classic protocol has its join and sync timeouts instead.
-            if not member.uses_classic_protocol:
-                self.revocation_deadlines[member_id] = now_ms + member.metadata.rebalance_timeout_ms
+        elif before.current.epoch != member.current.epoch or member_id not in self.revocation_deadlines:
+            self.revocation_deadlines[member_id] = now_ms + member.metadata.rebalance_timeout_ms
 
     def restore_deadlines(self, now_ms: int, session_timeout_ms: int) -> None:
         """Start the timeouts of all members that have none: after the group was loaded, or converted."""

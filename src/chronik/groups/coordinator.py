@@ -499,13 +499,6 @@ class GroupCoordinator:
             message = f"Group {group_id} is not a consumer group." if group else f"Group {group_id} not found."
         return {"group_id": group_id, **heartbeats.refused(error, message)}
 
-    def owed_revocations(self, now_ms: int) -> Iterator[tuple[str, str, int]]:
-        """Return the group, the id and the time in ms of each member that must revoke partitions."""
-        for group in self._groups.values():
-            if isinstance(group, ConsumerGroup):
-                for member_id, since_ms in group.revoking_since.items():
-                    yield group.group_id, member_id, now_ms - since_ms
-
     def groups(self) -> list[dict[str, Any]]:
         return [
             {
