@@ -284,5 +284,6 @@ def test_a_classic_join_needs_a_member_id_and_a_shared_protocol() -> None:
     play.generations[known] = play.joined(token)[1]
     play.syncs(known)
     play.all_settle([known], ["new"])
+    assert play.error(play.join("m" * 40_000, protocols=play.protocols(""))) is ErrorCode.invalid_request
     other = play.join("other", protocols=(("roundrobin", subscription()),))
     assert play.error(other) is ErrorCode.inconsistent_group_protocol

@@ -12,6 +12,7 @@ from chronik.groups.consumer_group import ConsumerGroup, GroupImage, WaitingRepl
 from chronik.groups.consumer_member import ClassicMetadata, ConsumerMember, MemberState
 from chronik.groups.consumer_protocol import Subscription, read_subscription, write_assignment
 from chronik.groups.heartbeats import (
+    TEXT_BYTES_MAX,
     check_instance,
     check_room,
     reconcile_member,
@@ -39,6 +40,8 @@ def join(
 ) -> None:
     """Handle JoinGroup; `heartbeats.conclude` answers it. Raise before anything has changed."""
     member_id = request.member_id or new_member_id(request.instance_id or request.client_id)
+    if len(member_id.encode()) > TEXT_BYTES_MAX:
+        raise KafkaError(ErrorCode.invalid_request)
     check_room(group, member_id, request.instance_id, step.settings.consumer_members_max)
     subscription = _check_protocols(group, request)
     if not request.member_id and request.instance_id is None and request.member_id_required:

@@ -26,6 +26,9 @@ from chronik.groups.step import Step, Write, group_write_error
 from chronik.groups.topics import Assignment, TopicCatalog, by_topic, expression_matcher
 from chronik.wire.errors import ErrorCode, KafkaError
 
+TEXT_BYTES_MAX = 16_384
+"""Of an id. Member ids become strings with an int16 length in the log; this is half their limit."""
+
 
 def refused(error: ErrorCode, message: str = "") -> dict[str, Any]:
     return {"error_code": error, "error_message": message or None}
@@ -43,6 +46,9 @@ def check_request(request: ConsumerHeartbeat, assignors: Sequence[str]) -> None:
         raise KafkaError(ErrorCode.invalid_request, "MemberId can't be empty.")
     if request.instance_id == "" or request.rack == "":
         raise KafkaError(ErrorCode.invalid_request, "InstanceId and RackId can't be empty.")
+    texts = (request.member_id, request.instance_id or "", request.rack or "")
+    if any(len(text.encode()) > TEXT_BYTES_MAX for text in texts):
+        raise KafkaError(ErrorCode.invalid_request, f"An id of more than {TEXT_BYTES_MAX} bytes.")
     if request.epoch < STATIC_LEAVE_EPOCH:
         raise KafkaError(ErrorCode.invalid_request, f"MemberEpoch is {request.epoch}, but must be at least -2.")
     if request.epoch == STATIC_LEAVE_EPOCH and request.instance_id is None:
@@ -283,7 +289,8 @@ def _records(group: ConsumerGroup, *, is_awaited: bool) -> list[Record]:
     if group.successor is not None:
         value = write_group_value(group.successor)
         return [*group.tombstones(), (write_group_key(group.group_id), value)]
-    records = list(records_between(group.group_id, group.durable, group.image))
+    is_changed = group.image is not group.durable
+    records = list(records_between(group.group_id, group.durable, group.image)) if is_changed else []
     if group.is_uncertain and is_awaited and not records:
         group.change()
         records = list(records_between(group.group_id, replace(group.durable, epoch=-1), group.image))

@@ -121,6 +121,8 @@ class ConfluentMember(PollingMember):
         super().__init__(f"confluent-kafka member of {group}")
         self.assignments = 0
         self.topics: set[str] = set()
+        self.values: set[bytes | None] = set()
+        """Of every record that it received, whether its commit succeeded or not."""
         self._topic = topic
         self._settings: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
@@ -148,6 +150,7 @@ class ConfluentMember(PollingMember):
 
     def step(self) -> tuple[list[Received], frozenset[int]]:
         got = _received(self._consumer.consume(100, timeout=0.1))
+        self.values |= {record.value for record in got}
         if got:
             try:
                 results = self._consumer.commit(asynchronous=False)

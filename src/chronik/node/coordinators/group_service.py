@@ -158,7 +158,9 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         return await self._submit(request.group_id, lambda token, at: self._coordinator.sync(request, token, at))
 
     def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
-        return self._authority(group_id).heartbeat(group_id, member_id, generation, instance_id, self._now())
+        error = self._authority(group_id).heartbeat(group_id, member_id, generation, instance_id, self._now())
+        self._set_timer()  # In a consumer group, a member that is notified of a rebalance must join in time.
+        return error
 
     async def consumer_heartbeat(self, request: ConsumerHeartbeat) -> Values:
         await self.topic.ensure_exists()
