@@ -177,9 +177,14 @@ def start_shared_node(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 def shared_node(start_shared_node: StartNode) -> Node:
     """One node for all tests that use unique topic and group names and leave the node running.
 
-    Tests write records with old timestamps, so the retention check must not run during a test.
+    Tests write records with old timestamps, so the retention check must not run during a test. Members of consumer
+    groups send heartbeats often, so that a test sees a rebalance soon.
     """
-    return start_shared_node(retention_check_interval_ms=24 * 60 * 60 * 1000)
+    return start_shared_node(
+        retention_check_interval_ms=24 * 60 * 60 * 1000,
+        group_consumer_min_heartbeat_interval_ms=100,
+        group_consumer_heartbeat_interval_ms=250,
+    )
 
 
 @pytest.fixture(scope="session")

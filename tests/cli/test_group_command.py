@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.cli.run_chronik import CHRONIK, Outcome, chronik, create_topic
+from tests.clients.drivers.confluent import ConfluentMember
 from tests.support.eventually import eventually
 from tests.support.node import Node
 
@@ -52,6 +53,26 @@ def test_lag_is_the_end_offset_minus_the_committed_offset(shared_node: Node) -> 
     assert all(partition["lag"] == partition["end"] - partition["committed"] for partition in partitions)
     assert "cli-lag" in [group["group"] for group in chronik("group", "list", "--json", *at).json()["groups"]]
     assert "cli-lag" in chronik("group", "describe", "cli-lag", *at).out
+
+
+def test_a_consumer_group_shows_epochs_and_targets(shared_node: Node) -> None:
+    prepare(shared_node, "cli-epochs")
+    at = ("-b", shared_node.bootstrap)
+    member = ConfluentMember(shared_node.bootstrap, "cli-epochs", "cli-epochs", "server-uniform")
+    member.start()
+    try:
+        eventually(lambda: len(member.partitions) == 2, 20, "the member has both partitions")
+        described = chronik("group", "describe", "cli-epochs", "--json", *at).json()
+        (shown,) = described["members"]
+        assert (described["group_type"], described["assignor"], described["state"]) == ("consumer", "uniform", "Stable")
+        assert described["epoch"] == described["assignment_epoch"] == shown["epoch"] > 0
+        assert shown["target"] == shown["partitions"]
+        assert shown["protocol"] == "consumer"
+        assert f"epoch {described['epoch']}" in chronik("group", "describe", "cli-epochs", *at).out
+        listed = chronik("group", "list", "--json", *at).json()["groups"]
+        assert ("cli-epochs", "consumer") in [(group["group"], group["group_type"]) for group in listed]
+    finally:
+        member.leave()
 
 
 def test_reset_commits_the_requested_offsets(shared_node: Node) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.clients.conftest import GetClient, NewName
-from tests.clients.drivers.base import CLIENTS, COOPERATIVE, Client, Member, Sent
+from tests.clients.drivers.base import CLIENTS, CONSUMER_PROTOCOL, COOPERATIVE, Client, Member, Sent
 from tests.clients.drivers.confluent import ConfluentMember
 from tests.support.eventually import eventually
 
@@ -115,6 +115,11 @@ def test_cooperative_members_join_leave_and_resume(client: Client, story: Story)
     members_come_and_go(story, client, "cooperative-sticky")
 
 
+@pytest.mark.parametrize("client", CONSUMER_PROTOCOL, indirect=True)
+def test_members_of_the_new_protocol_join_leave_and_resume(client: Client, story: Story) -> None:
+    members_come_and_go(story, client, "server-uniform")
+
+
 def test_members_of_different_clients_share_one_group(get_client: GetClient, story: Story) -> None:
     clients = [get_client(name) for name in ("java-4.3", "confluent-kafka", "kafka-python", "aiokafka")]
     members = [story.joins(client) for client in clients]
@@ -129,9 +134,58 @@ def test_members_of_different_clients_share_one_group(get_client: GetClient, sto
     story.nothing_was_read_twice()
 
 
-def test_static_member_rejoins_without_a_rebalance(story: Story, get_client: GetClient) -> None:
+def test_classic_and_new_members_share_a_group_that_changes_its_kind(get_client: GetClient, story: Story) -> None:
+    confluent, java = get_client("confluent-kafka"), get_client("java-4.3")
+    story.writes(40)
+    story.joins(java, "cooperative-sticky")
+    classic = story.joins(confluent, "cooperative-sticky")
+    story.each_owns(2, 2)
+    new = [story.joins(client, "server-uniform") for client in (confluent, java)]
+    story.each_owns(1, 1, 1, 1)
+    story.writes(40)
+    story.all_is_read()
+    story.leaves(classic)
+    for member in new:
+        story.leaves(member)
+    story.each_owns(4)
+    story.writes(40)
+    story.all_is_read()
+    story.nothing_was_read_twice()
+
+
+def test_eager_members_share_a_group_with_a_member_of_the_new_protocol(get_client: GetClient, story: Story) -> None:
+    """kafka-python and aiokafka know only the classic protocol, and revoke everything before they join again."""
+    members = [story.joins(get_client(name)) for name in ("kafka-python", "aiokafka")]
+    story.each_owns(2, 2)
+    story.joins(get_client("confluent-kafka"), "server-uniform")
+    story.each_owns(1, 1, 2)
+    story.writes(40)
+    story.all_is_read()
+    story.leaves(members[0])
+    story.each_owns(2, 2)
+    story.writes(40)
+    story.all_is_read()
+    story.nothing_was_read_twice()
+
+
+def test_a_member_of_the_new_protocol_subscribes_by_expression(
+    story: Story, create_topic: Callable[[str, int], None], new_name: NewName
+) -> None:
+    prefix = new_name("logs")
+    create_topic(f"{prefix}-a", 1)
+    member = ConfluentMember(story.bootstrap, f"^{prefix}-.*", story.group, "server-uniform")
+    story.present.append(member)
+    member.start()
+    eventually(lambda: member.topics == {f"{prefix}-a"}, SETTLE_TIMEOUT_S, "the member owns the topic that matches")
+    create_topic(f"{prefix}-b", 1)
+    both = {f"{prefix}-a", f"{prefix}-b"}
+    eventually(lambda: member.topics == both, SETTLE_TIMEOUT_S, "the member owns the new topic too")
+
+
+@pytest.mark.parametrize("assignor", ["range", "server-uniform"])
+def test_static_member_rejoins_without_a_rebalance(story: Story, get_client: GetClient, assignor: str) -> None:
     def joins(instance_id: str) -> ConfluentMember:
-        member = ConfluentMember(story.bootstrap, story.topic, story.group, "range", instance_id)
+        member = ConfluentMember(story.bootstrap, story.topic, story.group, assignor, instance_id)
         story.members.append(member)
         story.present.append(member)
         member.start()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.clients.drivers.base import Sent
+from tests.clients.drivers.confluent import Confluent, ConfluentMember
+from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_groups import Commits
 from tests.cluster.support_workload import PROGRESS, Workload
@@ -69,6 +73,42 @@ def starts_where_the_group_stopped(workload: Workload) -> None:
     given = [op for op in workload.recorder.operations if isinstance(op, Polled) and op.consumer == "late"]
     first = {where: offset for op in reversed(given) for where, offset, _ in reversed(op.records)}
     assert first == committed
+
+
+@pytest.mark.timeout(240)
+def test_a_consumer_group_continues_when_its_coordinator_is_killed(start_nodes: StartNodes) -> None:
+    nodes = start_nodes(group_consumer_min_heartbeat_interval_ms=100, group_consumer_heartbeat_interval_ms=300)
+    topic = nodes.new_topic(PARTITIONS)
+    members = [ConfluentMember(nodes.bootstrap, topic, topic, "server-uniform") for _ in range(2)]
+    for member in members:
+        member.start()
+
+    def shared() -> bool:
+        owned = [member.partitions for member in members]
+        return sorted(map(len, owned)) == [2, 2] and len(frozenset().union(*owned)) == PARTITIONS
+
+    def has_read(count: int) -> Callable[[], bool]:
+        return lambda: set().union(*(member.values for member in members)) >= {b"%d" % each for each in range(count)}
+
+    try:
+        eventually(shared, 60, "the members share the partitions")
+        for first in (0, 100):
+            records = [Sent(b"%d" % number, partition=number % PARTITIONS) for number in range(first, first + 100)]
+            Confluent().produce(nodes.bootstrap, topic, records)
+            eventually(has_read(first + 100), 60, "all records are read")
+            hit = nodes.coordinator(topic)
+            nodes.kill(hit)
+            nodes.start(hit)
+            nodes.wait_in_sync()
+            eventually(shared, 60, "the members share the partitions again")
+        newcomer = ConfluentMember(nodes.bootstrap, topic, topic, "server-uniform")
+        members.append(newcomer)
+        newcomer.start()
+        eventually(lambda: len(newcomer.partitions) == 1, 60, "the coordinator moves a partition")
+    finally:
+        for member in members:
+            member.leave()
+    nodes.no_surprises()
 
 
 @pytest.mark.timeout(240)

@@ -375,6 +375,25 @@ def test_a_stuck_member_has_stopped_even_if_another_member_makes_progress() -> N
     assert [item.client for item in diagnosis.evidence] == ["stuck"]
 
 
+def test_a_member_that_does_not_revoke_is_named_with_its_time() -> None:
+    def at(at_s: float, epoch: int, target: int) -> GroupSample:
+        members = (Member("m-1", "slow", "h", (0,), epoch), Member("m-2", "fine", "h", (), target))
+        return GroupSample(at_s, "Reconciling", members, {0: int(at_s * 100)}, target)
+
+    seen = healthy(LONG_S)
+    seen.groups["g"] = [at(at_s, 3, 3 if at_s == 0 else 4) for at_s in LONG_S]
+    assert judge(seen).verdict == "healthy"
+    assert needs_longer(seen)
+    seen.groups["g"] = [at(at_s, 3, 5) for at_s in LONG_S]
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "revocation-owed"
+    (item,) = diagnosis.evidence
+    assert (item.client, item.since_s, item.group) == ("slow", 12.0, "g")
+    assert "owes a revocation for 12 s" in item.text
+    seen.groups["g"] = [at(at_s, int(at_s), int(at_s) + 1) for at_s in LONG_S]
+    assert judge(seen).verdict == "healthy", "it makes progress"
+
+
 def test_an_empty_group_is_reported_only_if_it_is_requested() -> None:
     seen = healthy(LONG_S)
     seen.groups["g"] = [GroupSample(at_s, "Empty", (), {0: 40}) for at_s in LONG_S]
@@ -431,6 +450,8 @@ def everything() -> Observations:
     block(seen, 3, PAYMENTS)
     members = (Member("a", "stuck", "h", (4,)), Member("b", "uneven", "h", (5, 6)))
     seen.groups["g"] = [GroupSample(at_s, "Stable", members, {4: 1, 5: 1, 6: int(at_s) * 10}) for at_s in LONG_S]
+    owing = (Member("c", "owing", "h", (), 1),)
+    seen.groups["k"] = [GroupSample(at_s, "Reconciling", owing, {}, 2) for at_s in LONG_S]
     change(seen, 7, isr=(1, 2))
     seen.connection_faults = (
         ConnectionFault("expired-certificate", "the certificate is expired", 1),
@@ -451,6 +472,7 @@ CURES: dict[Verdict, Callable[[Observations], object]] = {
     "fetch-hang": lambda seen: seen.fetches.clear(),
     "leadership-rejections": lambda seen: seen.rejections.clear(),
     "open-transaction": lambda seen: seen.partitions.pop(3),
+    "revocation-owed": lambda seen: seen.groups.pop("k"),
     "consumer-stopped": lambda seen: seen.partitions.pop(4),
     "partition-imbalance": lambda seen: seen.partitions.pop(5),
     "under-replicated": lambda seen: seen.partitions.pop(7),

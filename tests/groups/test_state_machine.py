@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.groups.kafka_offsets import KafkaOffsets
 from tests.groups.play import GROUP, PARTITION, Play, load, subscription
 
-from chronik.groups.group import GroupState
+from chronik.groups.any_group import GroupState
+from chronik.groups.group import Group
 from chronik.groups.offsets import Producer
 from chronik.groups.records import OffsetKey, read_key
 from chronik.groups.step import GroupSettings
@@ -227,6 +228,7 @@ class GroupMachine(RuleBasedStateMachine):
     def generation_only_rises(self) -> None:
         self._learn()
         group = self.play.coordinator._groups.get(GROUP)
+        assert group is None or isinstance(group, Group)
         if group is not self.group:
             self.group = group
             self.generation = 0
@@ -238,6 +240,7 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def group_is_consistent(self) -> None:
         for group in self.play.coordinator._groups.values():
+            assert isinstance(group, Group)
             members = group.members
             assert group.awaiting_join_count == sum(each.join_token is not None for each in members.values())
             assert list(members) == [each.member_id for each in members.values()]

@@ -349,6 +349,21 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
             needs(READ_READERS),
         ),
     ),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: (
+        Case(
+            lambda n: {
+                "group_id": n.group,
+                "member_id": "unknown",
+                "member_epoch": -1,
+                "rebalance_timeout": -1,
+                "subscribed_topic_names": [n.topic],
+                "topic_partitions": None,
+            },
+            needs(READ_READERS, DESCRIBE_ORDERS),
+        ),
+    ),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: (Case(lambda n: {"group_ids": [n.group]}, needs(DESCRIBE_READERS)),),
+    ApiKey.LIST_CONFIG_RESOURCES: (Case(lambda n: {"resource_types": []}, on_cluster(Operation.DESCRIBE_CONFIGS)),),
     ApiKey.DESCRIBE_GROUPS: (Case(lambda n: {"groups": [n.group]}, needs(DESCRIBE_READERS)),),
     ApiKey.LIST_GROUPS: (
         Case(lambda n: {}, needs(DESCRIBE_READERS), listed=READERS),
@@ -482,15 +497,18 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
     ApiKey.DESCRIBE_CONFIGS: (
         Case(lambda n: _described(2, n.topic), needs(allow(Operation.DESCRIBE_CONFIGS, TOPIC, ORDERS))),
         Case(lambda n: _described(4, "1"), on_cluster(Operation.DESCRIBE_CONFIGS)),
+        Case(lambda n: _described(32, n.group), needs(allow(Operation.DESCRIBE_CONFIGS, GROUP, READERS))),
         Case(lambda n: _described(8, "1"), on_cluster(Operation.DESCRIBE_CONFIGS)),
     ),
     ApiKey.ALTER_CONFIGS: (
         Case(lambda n: _config(2, n.topic), needs(allow(Operation.ALTER_CONFIGS, TOPIC, ORDERS))),
         Case(lambda n: _config(4, "1"), on_cluster(Operation.ALTER_CONFIGS)),
+        Case(lambda n: _config(32, n.group), needs(allow(Operation.ALTER_CONFIGS, GROUP, READERS))),
     ),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: (
         Case(lambda n: _config(2, n.topic, config_operation=0), needs(allow(Operation.ALTER_CONFIGS, TOPIC, ORDERS))),
         Case(lambda n: _config(4, "1", config_operation=0), on_cluster(Operation.ALTER_CONFIGS)),
+        Case(lambda n: _config(32, n.group, config_operation=0), needs(allow(Operation.ALTER_CONFIGS, GROUP, READERS))),
     ),
     ApiKey.DESCRIBE_LOG_DIRS: (Case(lambda n: {"topics": None}, on_cluster(Operation.DESCRIBE), silent_below=3),),
     ApiKey.CREATE_PARTITIONS: (

@@ -32,6 +32,7 @@ from chronik.node.apis import (
     describe_configs,
     describe_log_dirs,
     incremental_alter_configs,
+    list_config_resources,
 )
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
@@ -49,9 +50,10 @@ from chronik.storage.disk import RealDisk
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.messages import read_request, read_response, write_request, write_response
 
-TOPIC, BROKER, LOGGER, GROUP = 2, 4, 8, 32
+TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 DYNAMIC_TOPIC, DYNAMIC_BROKER, DYNAMIC_DEFAULT, STATIC, DEFAULT = 1, 2, 3, 4, 5
+DYNAMIC_GROUP = 8
 
 
 class FakePartition:
@@ -432,11 +434,37 @@ async def test_describe_configs_explains_what_it_cannot_describe(tmp_path: Path)
         for kind, name, code in (
             (TOPIC, "missing", ErrorCode.unknown_topic_or_partition),
             (BROKER, "7", ErrorCode.invalid_request),
-            (GROUP, "g", ErrorCode.invalid_request),
+            (GROUP, "", ErrorCode.invalid_request),
+            (CLIENT_METRICS, "m", ErrorCode.invalid_request),
         ):
             result = await describe(broker, kind, name)
             assert result.error_code == code
             assert result.error_message and result.configs == ()
+
+
+async def test_a_group_has_configs_before_it_exists(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await change(broker, GROUP, "g", ("consumer.session.timeout.ms", SET, "50000"))
+        configs = {config.name: config for config in (await describe(broker, GROUP, "g")).configs}
+        session, interval = configs["consumer.session.timeout.ms"], configs["consumer.heartbeat.interval.ms"]
+        assert (session.value, session.config_source, session.read_only) == ("50000", DYNAMIC_GROUP, False)
+        assert [(each.name, each.value) for each in session.synonyms] == [
+            ("consumer.session.timeout.ms", "50000"),
+            ("group.consumer.session.timeout.ms", "45000"),
+        ]
+        assert (interval.value, interval.config_source) == ("5000", STATIC)
+
+        async def listed(*types: int) -> list[tuple[int, str]]:
+            answer = await call(broker, list_config_resources.API, {"resource_types": list(types)})
+            assert answer.error_code is ErrorCode.none
+            return [(each.resource_type, each.resource_name) for each in answer.config_resources]
+
+        assert await listed(GROUP) == [(GROUP, "g")]
+        assert (BROKER, "1") in await listed()
+        answer = await call(broker, list_config_resources.API, {"resource_types": [3]})
+        assert answer.error_code is ErrorCode.unsupported_version
+        await change(broker, GROUP, "g", ("consumer.session.timeout.ms", DELETE, None))
+        assert await listed(GROUP) == []
 
 
 async def test_a_broker_describes_its_static_and_dynamic_configs(tmp_path: Path) -> None:
@@ -555,7 +583,11 @@ async def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) 
         (BROKER, "1", [("node.id", SET, "2")], ErrorCode.invalid_request),
         (BROKER, "1", [("no.such", SET, "2")], ErrorCode.invalid_config),
         (BROKER, "2", [("log.retention.ms", SET, "2")], ErrorCode.invalid_request),
-        (GROUP, "g", [("consumer.session.timeout.ms", SET, "2")], ErrorCode.invalid_request),
+        (GROUP, "", [("consumer.session.timeout.ms", SET, "45000")], ErrorCode.invalid_request),
+        (GROUP, "g", [("consumer.session.timeout.ms", SET, "2")], ErrorCode.invalid_config),
+        (GROUP, "g", [("consumer.heartbeat.interval.ms", SET, "99999")], ErrorCode.invalid_config),
+        (GROUP, "g", [("retention.ms", SET, "1")], ErrorCode.invalid_config),
+        (CLIENT_METRICS, "g", [("interval.ms", SET, "1000")], ErrorCode.invalid_request),
     ],
 )
 async def test_an_invalid_config_change_is_refused_as_a_whole(

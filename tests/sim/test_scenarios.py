@@ -16,7 +16,7 @@ from _pytest.mark import ParameterSet
 
 import chronik
 from chronik.testing.sim import Report, run_seed
-from chronik.testing.sim.cluster_scenarios import BadDisks, FiveNodes, ThreeNodes
+from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, FiveNodes, ThreeNodes
 from chronik.testing.sim.scenario import SingleNode
 from chronik.testing.sim.transaction_scenario import Transactions
 
@@ -27,8 +27,16 @@ KNOWN = {
     BadDisks.name: range(5),
     FiveNodes.name: range(4),
     Transactions.name: range(4),
+    ConsumerGroups.name: range(4),
 }
-FRESH = {SingleNode.name: 10, ThreeNodes.name: 4, BadDisks.name: 4, FiveNodes.name: 4, Transactions.name: 4}
+FRESH = {
+    SingleNode.name: 10,
+    ThreeNodes.name: 4,
+    BadDisks.name: 4,
+    FiveNodes.name: 4,
+    Transactions.name: 4,
+    ConsumerGroups.name: 4,
+}
 SEEDS_IN_MAKE_TEST = {SingleNode.name: 4}
 """How many of the known and of the fresh seeds run in `make test`, if not two. Seeds of one node are cheap."""
 

@@ -150,7 +150,7 @@ async def _groups(*_: object) -> schemas.Groups:
 async def _group(*_: object) -> schemas.Group:
     partitions = [schemas.GroupPartition(topic, 0, 5, 7, 2, "m") for topic in ("orders", "payroll")]
     held = [schemas.AssignedPartition(topic, 0) for topic in ("orders", "payroll")]
-    member = schemas.Member("m", "c", "/h", None, held)
+    member = schemas.Member("m", "c", "/h", None, held, 3, held)
     topics = ["orders", "payroll"]
     return schemas.Group("shop", "Stable", 1, 1, topics, 2, 4, 10, "range", [member], partitions)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -25,9 +25,13 @@ def list_groups(as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRA
     """List all groups."""
     groups = with_controller(bootstrap, lambda cluster: Groups(cluster).list())
     if as_json:
-        print_json({"groups": [{"group": g.group, "state": g.state, "type": g.protocol_type} for g in groups]})
+        listed = [
+            {"group": g.group, "state": g.state, "type": g.protocol_type, "group_type": g.group_type} for g in groups
+        ]
+        print_json({"groups": listed})
         return
-    print_table("", ("group", "state", "type"), [(g.group, g.state, g.protocol_type) for g in groups], ())
+    rows = [(g.group, g.state, g.protocol_type, g.group_type) for g in groups]
+    print_table("", ("group", "state", "type", "group type"), rows, ())
 
 
 @app.command()
@@ -40,7 +44,12 @@ def describe(group: Group, as_json: AsJson = False, bootstrap: Bootstrap = DEFAU
     columns = ("topic", "partition", "committed", "end", "lag", "member")
     rows = [[partition[column] for column in columns] for partition in described["partitions"]]
     title = f"group {group}: {described['state']}, {len(described['members'])} members"
+    if described["epoch"] is not None:
+        title += f", epoch {described['epoch']}, target of epoch {described['assignment_epoch']}"
+        title += f" by {described['assignor']}"
     print_table(title, columns, rows, ("partition", "committed", "end", "lag"))
+    for line in _reconciling(described):
+        say(line)
 
 
 @app.command()
@@ -68,6 +77,26 @@ def delete(group: Group, as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT
         print_json({"group": group, "deleted": True})
     else:
         say(f"deleted group {group}")
+
+
+def _reconciling(described: dict[str, Any]) -> list[str]:
+    """Return a line for each member of a consumer group that has not reached its target yet."""
+    lines = []
+    for member in described["members"]:
+        if member["target"] is None:
+            continue
+        owned = {(each["topic"], each["partition"]) for each in member["partitions"]}
+        target = {(each["topic"], each["partition"]) for each in member["target"]}
+        waits = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(target - owned))
+        if member["epoch"] < described["assignment_epoch"]:
+            lines.append(f"member {member['member']} is at epoch {member['epoch']}: it has not revoked what it must")
+        elif waits:
+            lines.append(f"member {member['member']} waits until other members have revoked {waits}")
+    return lines
+
+
+def _partitions(partitions: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [{"topic": topic, "partition": partition} for topic, partition in partitions]
 
 
 async def _describe(cluster: Cluster, group: str) -> dict[str, Any]:
@@ -99,7 +128,10 @@ async def _describe(cluster: Cluster, group: str) -> dict[str, Any]:
             "client_id": member.client_id,
             "host": member.client_host,
             "instance": member.instance_id,
-            "partitions": [{"topic": topic, "partition": partition} for topic, partition in member.partitions],
+            "partitions": _partitions(member.partitions),
+            "epoch": member.epoch,
+            "target": None if member.target is None else _partitions(member.target),
+            "protocol": "classic" if member.uses_classic_protocol else "consumer",
         }
         for member in description.members
     ]
@@ -107,6 +139,9 @@ async def _describe(cluster: Cluster, group: str) -> dict[str, Any]:
         "group": group,
         "state": description.state,
         "assignor": description.assignor,
+        "group_type": description.group_type,
+        "epoch": description.epoch,
+        "assignment_epoch": description.assignment_epoch,
         "members": members,
         "partitions": partitions,
     }

@@ -22,14 +22,17 @@ _INT32 = Struct(">i")
 
 Partition = tuple[str, int]
 
+CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """A listed group; `state` is empty if the broker does not report it."""
+    """A listed group; `state` and `group_type` (classic, consumer) are empty if the broker does not report them."""
 
     group: str
     state: str
     protocol_type: str
+    group_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,10 @@ class GroupMember:
     client_host: str
     instance_id: str | None
     partitions: tuple[Partition, ...]
+    epoch: int | None = None
+    """The epochs and targets exist only in a consumer group (KIP-848)."""
+    target: tuple[Partition, ...] | None = None
+    uses_classic_protocol: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,9 @@ class GroupDescription:
     state: str
     assignor: str
     members: tuple[GroupMember, ...]
+    group_type: str = "classic"
+    epoch: int | None = None
+    assignment_epoch: int | None = None
 
 
 class Groups:
@@ -66,7 +76,8 @@ class Groups:
                 raise_for(response, f"groups of broker {node_id}")
                 for group in response.groups:
                     state = getattr(group, "group_state", "")
-                    groups[group.group_id] = ListedGroup(group.group_id, state, group.protocol_type)
+                    kind = getattr(group, "group_type", "").lower()
+                    groups[group.group_id] = ListedGroup(group.group_id, state, group.protocol_type, kind)
             return groups
 
         return [group for _, group in sorted((await self._cluster.retry(attempt)).items())]
@@ -124,20 +135,37 @@ class Groups:
             if described.error_code == ErrorCode.group_id_not_found:  # DescribeGroups before version 6 returns "Dead"
                 return GroupDescription(group, "Dead", "", ())
             raise_for(described, f"group {group}")
-            assignor = described.protocol_data if key == ApiKey.DESCRIBE_GROUPS else described.assignor_name
-            return GroupDescription(group, described.group_state, assignor, tuple(map(_member, described.members)))
+            state, members = described.group_state, tuple(map(_member, described.members))
+            if key == ApiKey.DESCRIBE_GROUPS:
+                return GroupDescription(group, state, described.protocol_data, members)
+            epochs = described.group_epoch, described.assignment_epoch
+            return GroupDescription(group, state, described.assignor_name, members, "consumer", *epochs)
 
         return await self._cluster.call(key, {groups_field: [group]}, read, group=group)
 
 
 def _member(member: Any) -> GroupMember:
     """Convert a member in a response of DescribeGroups, or of ConsumerGroupDescribe."""
+    identity = member.member_id, member.client_id, member.client_host
     if hasattr(member, "member_assignment"):
-        instance_id, partitions = getattr(member, "group_instance_id", None), read_assignment(member.member_assignment)
-    else:
-        topics = member.assignment.topic_partitions
-        instance_id, partitions = member.instance_id, tuple((t.topic_name, p) for t in topics for p in t.partitions)
-    return GroupMember(member.member_id, member.client_id, member.client_host, instance_id, partitions)
+        return GroupMember(
+            *identity, getattr(member, "group_instance_id", None), read_assignment(member.member_assignment)
+        )
+    return GroupMember(
+        *identity,
+        member.instance_id,
+        named_partitions(member.assignment),
+        member.member_epoch,
+        named_partitions(member.target_assignment),
+        getattr(member, "member_type", CONSUMER_MEMBER) == CLASSIC_MEMBER,
+    )
+
+
+def named_partitions(assignment: Any) -> tuple[Partition, ...]:
+    """Return the partitions of an assignment in ConsumerGroupDescribe."""
+    return tuple(
+        (str(topic.topic_name), int(index)) for topic in assignment.topic_partitions for index in topic.partitions
+    )
 
 
 def read_assignment(encoded: bytes) -> tuple[Partition, ...]:

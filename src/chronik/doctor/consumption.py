@@ -44,7 +44,51 @@ def progress_of(seen: Observations, samples: Sequence[GroupSample]) -> Progress:
 
 def needs_longer(seen: Observations) -> bool:
     """Return whether a group looks stalled but has not been watched long enough to be sure."""
-    return any(progress.span_s < COMMITS_S for _, _, progress in _stalled_groups(seen))
+    is_stalled = any(progress.span_s < COMMITS_S for _, _, progress in _stalled_groups(seen))
+    return is_stalled or any(span_s < COMMITS_S for _, _, span_s in _owing_members(seen))
+
+
+def _owing_members(seen: Observations) -> Iterator[tuple[str, Member, float]]:
+    """Yield the members of consumer groups that stay at an epoch before that of the target, and since when.
+
+    A member reaches the epoch of the target once it has revoked what it must give up.
+    """
+    for group, samples in sorted(seen.groups.items()):
+        final = samples[-1]
+        for member in final.members:
+            if member.epoch is None or final.assignment_epoch is None or not 0 <= member.epoch < final.assignment_epoch:
+                continue
+            since_s = final.at_s
+            for sample in reversed(samples):
+                before = next((each for each in sample.members if each.member_id == member.member_id), None)
+                is_same = before is not None and before.epoch == member.epoch
+                if not is_same or sample.assignment_epoch is None or sample.assignment_epoch <= member.epoch:
+                    break
+                since_s = sample.at_s
+            yield group, member, final.at_s - since_s
+
+
+def revocation_owed(seen: Observations) -> Finding:
+    evidence = [
+        Evidence(
+            f"group {group}: member {member.client_id} at {member.host} owes a revocation for {span_s:.0f} s: it stays "
+            f"at epoch {member.epoch}, so that other members wait for its partitions",
+            group=group,
+            client=member.client_id,
+            since_s=round(span_s, 1),
+            numbers={"epoch": float(member.epoch or 0)},
+        )
+        for group, member, span_s in _owing_members(seen)
+        if span_s >= COMMITS_S
+    ]
+    clients = listed(dict.fromkeys(item.client for item in evidence))
+    return Finding(
+        "revocation-owed",
+        f"a consumer of {seen.topic} does not give up partitions that the group has assigned to other members",
+        f"Check {clients}: does its rebalance listener block, or does it not poll? After its rebalance timeout "
+        "(max.poll.interval.ms) the coordinator removes it, and other members get its partitions.",
+        evidence,
+    )
 
 
 def _stalled_groups(seen: Observations) -> Iterator[tuple[str, GroupSample, Progress]]:

@@ -15,6 +15,7 @@ Verdict: TypeAlias = Literal[
     "fetch-hang",
     "leadership-rejections",
     "open-transaction",
+    "revocation-owed",
     "consumer-stopped",
     "partition-imbalance",
     "expired-certificate",

@@ -227,11 +227,12 @@ class Examination:
                 member.client_id,
                 member.client_host.removeprefix("/"),
                 tuple(index for topic, index in member.partitions if topic == self._topic),
+                member.epoch,
             )
             for member in description.members
         )
         here = {index: offset for (topic, index), offset in committed.items() if topic == self._topic and offset >= 0}
-        sample = GroupSample(self._now_s, description.state, members, here)
+        sample = GroupSample(self._now_s, description.state, members, here, description.assignment_epoch)
         self.seen.groups.setdefault(group, []).append(sample)
 
     async def _probe(self, partition: int) -> None:

@@ -61,6 +61,8 @@ class Member:
     host: str
     partitions: tuple[int, ...]
     """Assigned partitions of the examined topic."""
+    epoch: int | None = None
+    """In a consumer group (KIP-848)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class GroupSample:
     state: str
     members: tuple[Member, ...]
     committed: Mapping[int, int]
+    assignment_epoch: int | None = None
+    """The epoch of the target assignment, in a consumer group (KIP-848)."""
 
 
 @dataclass(frozen=True, slots=True)

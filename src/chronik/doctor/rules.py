@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sized
 from functools import partial
 
 from chronik.doctor.access import expired_certificate, not_authorized, throttled, wrong_listener
-from chronik.doctor.consumption import consumer_stopped, partition_imbalance
+from chronik.doctor.consumption import consumer_stopped, partition_imbalance, revocation_owed
 from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, listed, nodes_of
 from chronik.doctor.fetch_path import UNNAMED_CLIENT, fetch_hang
 from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample, RejectionSample, lasting_s
@@ -227,6 +227,7 @@ PRECEDENCE: tuple[Callable[[Observations], Finding], ...] = (
     fetch_hang,
     leadership_rejections,
     open_transaction,
+    revocation_owed,
     consumer_stopped,
     partition_imbalance,
     under_replicated,

@@ -7,7 +7,9 @@ take effect once its commit marker is durable too.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from chronik.groups.group import Group, GroupState
+from chronik.groups.any_group import AnyGroup, GroupState
+from chronik.groups.consumer_group import ConsumerGroup
+from chronik.groups.group import Group
 from chronik.groups.membership import check_member
 from chronik.groups.offsets import Producer
 from chronik.groups.records import CONSUMER_PROTOCOL_TYPE, CommittedOffset, TopicPartition, offset_record
@@ -29,9 +31,15 @@ class CommitRequest:
     instance_id: str | None
     offsets: tuple[tuple[TopicPartition, int, int, str], ...]
     """Partition, offset, leader epoch (-1 if unknown) and the client's metadata."""
+    knows_epochs: bool = False
+    """Whether the request's version has member epochs: OffsetCommit 9 and above."""
 
 
-def check_commit(group: Group, request: CommitRequest) -> ErrorCode:
+def check_commit(group: AnyGroup, request: CommitRequest) -> ErrorCode:
+    if isinstance(group, ConsumerGroup):
+        error = check_epoch(group, request.member_id, request.generation)
+        return ErrorCode.unsupported_version if _is_too_old(group, request) else error
+    assert isinstance(group, Group)
     if request.generation < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.none
     if request.generation < 0 and not request.member_id and request.instance_id is None:
@@ -45,8 +53,32 @@ def check_commit(group: Group, request: CommitRequest) -> ErrorCode:
     return ErrorCode.none
 
 
-def check_transactional_commit(group: Group, request: CommitRequest) -> ErrorCode:
+def check_epoch(group: ConsumerGroup, member_id: str | None, epoch: int) -> ErrorCode:
+    """Check the member epoch, or the generation of a classic member; without members, none is needed."""
+    if epoch < 0 and not group.durable.members:
+        return ErrorCode.none
+    member = group.durable.members.get(member_id or "")
+    if member is None:
+        return ErrorCode.unknown_member_id
+    if member.current.epoch == epoch >= 0:
+        return ErrorCode.none
+    return ErrorCode.illegal_generation if member.uses_classic_protocol else ErrorCode.stale_member_epoch
+
+
+def _is_too_old(group: ConsumerGroup, request: CommitRequest) -> bool:
+    """Whether a member of the new protocol uses a version that can only carry a generation."""
+    member = group.durable.members.get(request.member_id)
+    return member is not None and not member.uses_classic_protocol and not request.knows_epochs
+
+
+def check_transactional_commit(group: AnyGroup, request: CommitRequest) -> ErrorCode:
     """Check the sender (KIP-447). Its generation is enough: the state of the group is not checked."""
+    if isinstance(group, ConsumerGroup):
+        if request.generation < 0 and not request.member_id and request.instance_id is None:
+            return ErrorCode.none
+        error = check_epoch(group, request.member_id, request.generation)
+        return ErrorCode.illegal_generation if error is ErrorCode.stale_member_epoch else error
+    assert isinstance(group, Group)
     if request.generation < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.none
     if request.generation < 0 and not request.member_id and request.instance_id is None:
@@ -54,9 +86,9 @@ def check_transactional_commit(group: Group, request: CommitRequest) -> ErrorCod
     return check_member(group, request.member_id, request.instance_id, request.generation)
 
 
-def commit(group: Group, request: CommitRequest, token: int, step: Step) -> None:
+def commit(group: AnyGroup, request: CommitRequest, token: int, step: Step) -> None:
     error = check_commit(group, request)
-    member = group.members.get(request.member_id)
+    member = group.members.get(request.member_id) if isinstance(group, Group) else None
     if error is ErrorCode.none and member is not None:
         member.heard_from(step.at.now_ms)
     changes, errors = _accepted(request, error, step)
@@ -64,7 +96,7 @@ def commit(group: Group, request: CommitRequest, token: int, step: Step) -> None
 
 
 def commit_transactional(
-    group: Group, request: CommitRequest, producer: Producer, verified_from: int, token: int, step: Step
+    group: AnyGroup, request: CommitRequest, producer: Producer, verified_from: int, token: int, step: Step
 ) -> bool:
     """Write offsets that are pending until the producer's transaction ends; return whether there are any to write."""
     changes, errors = _accepted(request, check_transactional_commit(group, request), step)
@@ -93,7 +125,7 @@ def _accepted(
     return changes, errors
 
 
-def delete_offsets(group: Group, partitions: Sequence[TopicPartition], token: int, step: Step) -> None:
+def delete_offsets(group: AnyGroup, partitions: Sequence[TopicPartition], token: int, step: Step) -> None:
     """Handle OffsetDelete. Offsets of topics that the group's members consume are kept."""
     is_active = group.state is not GroupState.EMPTY
     if is_active and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -111,13 +143,13 @@ def delete_offsets(group: Group, partitions: Sequence[TopicPartition], token: in
     _change_offsets(group, changes, token, errors, step)
 
 
-def forget_topics(group: Group, topics: Collection[str], step: Step) -> None:
+def forget_topics(group: AnyGroup, topics: Collection[str], step: Step) -> None:
     changes = [(partition, None) for partition in group.offsets.partitions() if partition[0] in topics]
     _change_offsets(group, changes, None, {}, step)
 
 
 def _change_offsets(
-    group: Group,
+    group: AnyGroup,
     changes: Sequence[tuple[TopicPartition, CommittedOffset | None]],
     token: int | None,
     errors: dict[TopicPartition, ErrorCode],
@@ -179,7 +211,7 @@ def _reply(
     step.reply(token, {"error_code": ErrorCode.none, "errors": errors})
 
 
-def expire(group: Group, step: Step) -> None:
+def expire(group: AnyGroup, step: Step) -> None:
     """Remove offsets that were unused for the retention time, and the group once it has no offsets left.
 
     In an empty group the time starts at the commit or when the last member left, whichever is later. In a group with
@@ -187,9 +219,7 @@ def expire(group: Group, step: Step) -> None:
     """
     limit_ms = step.at.wall_ms - step.settings.offsets_retention_ms
     offsets = group.offsets
-    needed: frozenset[str] | None = None
-    if group.state is GroupState.STABLE or (group.state is GroupState.EMPTY and group.state_since_ms <= limit_ms):
-        needed = group.subscribed_topics()
+    needed = group.topics_in_use(limit_ms)
     expired = [
         partition
         for partition, committed in offsets.committed.items()
@@ -199,19 +229,19 @@ def expire(group: Group, step: Step) -> None:
         and not offsets.is_changing(partition)
     ]
     is_last = len(expired) == len(offsets.partitions())
-    if group.state is GroupState.EMPTY and is_last and not group.pending_members and not group.is_deleting:
+    if is_last and group.may_expire:
         delete(group, None, step)
     else:
         _change_offsets(group, [(partition, None) for partition in expired], None, {}, step)
 
 
-def delete(group: Group, token: int | None, step: Step) -> None:
+def delete(group: AnyGroup, token: int | None, step: Step) -> None:
     """Write tombstones for the group and for every committed or pending offset. The group must be Empty."""
     changes = [(partition, None) for partition in group.offsets.partitions()]
     group.offsets.start(partition for partition, _ in changes)
     group.is_deleting = True
     records = [offset_record(group.group_id, partition, None) for partition, _ in changes]
-    step.append([*records, group.tombstone()], DeleteWrite(group, changes, token))
+    step.append([*records, *group.tombstones()], DeleteWrite(group, changes, token))
 
 
 @dataclass(slots=True)
@@ -225,7 +255,7 @@ class DeleteWrite(Write):
         self.group.is_deleting = False
         self.group.offsets.finish(self.changes, error is ErrorCode.none)
         if error is ErrorCode.none:
-            self.group.state = GroupState.DEAD
+            self.group.is_dead = True
         step.reply(self.token, {"error_code": offset_write_error(error)})
 
     def refuse(self, error: ErrorCode, step: Step) -> None:

@@ -12,29 +12,24 @@ actions = coordinator.tick(at)                      # not later than next_deadli
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from chronik.groups import commits, membership, rebalance
+from chronik.groups import classic_members, commits, descriptions, heartbeats, membership, migration, rebalance
+from chronik.groups.any_group import AnyGroup, GroupState
 from chronik.groups.commits import CommitRequest, TransactionalWrite
-from chronik.groups.group import Group, GroupState
+from chronik.groups.consumer_group import ConsumerGroup, QueuedRequest, WaitingReply
+from chronik.groups.consumer_member import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeat
+from chronik.groups.group import Group
+from chronik.groups.heartbeats import ImageWrite
 from chronik.groups.member import JoinRequest, SyncRequest
-from chronik.groups.offsets import OffsetTable, Producer
-from chronik.groups.records import (
-    CommittedOffset,
-    GroupKey,
-    GroupMetadata,
-    OffsetKey,
-    TopicPartition,
-    UnreadableRecord,
-    group_partition,
-    read_group_value,
-    read_key,
-    read_offset_value,
-)
-from chronik.groups.step import Action, GroupSettings, Moment, Reply, Step, Write
-from chronik.wire.errors import ErrorCode
+from chronik.groups.offsets import Producer
+from chronik.groups.records import CommittedOffset, TopicPartition, group_partition
+from chronik.groups.replay import Replay
+from chronik.groups.step import Action, GroupSettings, Moment, Reply, Step, Write, group_write_error
+from chronik.groups.topics import NoTopics, TopicCatalog
+from chronik.wire.errors import ErrorCode, KafkaError
 
 NAME_BYTES_MAX = 16_384
 """Group, instance and protocol names become strings with an int16 length in the log; this is half their limit."""
@@ -56,8 +51,10 @@ class GroupCoordinator:
         self.settings = settings
         self.partition_count = 0
         """The number of partitions of the offsets topic; 0 until it exists."""
+        self.catalog: TopicCatalog = NoTopics()
+        """The topics of the cluster. `topics_changed` follows each change that groups must notice."""
         self._new_uuid = new_uuid
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, AnyGroup] = {}
         self._loaded: dict[int, None] = {}
         self._loading: dict[int, Replay] = {}
         self._writes: dict[int, Write] = {}
@@ -65,7 +62,7 @@ class GroupCoordinator:
         self._transactions: dict[tuple[int, int], Transaction] = {}
         """The open transactions with offsets, by partition and producer id."""
         self._write_count = 0
-        self._timers: list[tuple[int, int, Group]] = []
+        self._timers: list[tuple[int, int, AnyGroup]] = []
         self._timer_count = 0
 
     # Partitions
@@ -95,6 +92,9 @@ class GroupCoordinator:
             replay.table.end(producer, is_commit)
         for group in replay.groups(partition, at.now_ms):
             self._groups[group.group_id] = group
+            if isinstance(group, ConsumerGroup):
+                group.stale_version = self.catalog.version
+                group.restore_deadlines(at.now_ms, self.settings.session_timeout_of(group.group_id))
             for producer_id in group.offsets.producers():
                 self._transaction(partition, producer_id).group_ids[group.group_id] = None
             self._settle(group)
@@ -106,7 +106,10 @@ class GroupCoordinator:
         self._loaded.pop(partition, None)
         step = self._step(at)
         for group in [each for each in self._groups.values() if each.partition == partition]:
-            membership.refuse_all(group, ErrorCode.not_coordinator, step)
+            if isinstance(group, Group):
+                membership.refuse_all(group, ErrorCode.not_coordinator, step)
+            elif isinstance(group, ConsumerGroup):
+                _refuse_queue(group, step)
             self._forget(group)
         for token in [each for each, write in self._writes.items() if write.group.partition == partition]:
             self._writes.pop(token).refuse(ErrorCode.not_coordinator, step)
@@ -115,10 +118,13 @@ class GroupCoordinator:
         return step.actions
 
     def refuse_waiting(self, at: Moment) -> list[Action]:
-        """Answer waiting JoinGroup and SyncGroup requests with NOT_COORDINATOR: this node may not serve them now."""
+        """Answer the requests that may wait for long with NOT_COORDINATOR: this node may not serve them now."""
         step = self._step(at)
         for group in list(self._groups.values()):
-            membership.refuse_waiting(group, ErrorCode.not_coordinator, step)
+            if isinstance(group, Group):
+                membership.refuse_waiting(group, ErrorCode.not_coordinator, step)
+            elif isinstance(group, ConsumerGroup):
+                _refuse_queue(group, step)
             self._settle(group)
         return step.actions
 
@@ -151,6 +157,10 @@ class GroupCoordinator:
             return [Reply(token, rebalance.join_error(error, request.member_id))]
         if group is None:
             group = self._create(request.group_id)
+        if isinstance(group, ConsumerGroup):
+            queued = QueuedRequest(token, _refuse_join(request), lambda at: self.join(request, token, at))
+            return self._change(group, queued, lambda step: self._join_classic(group, request, queued, step), at)
+        assert isinstance(group, Group)
         step = self._step(at)
         membership.join(group, request, token, self._new_member_id, step)
         self._settle(group)
@@ -176,6 +186,11 @@ class GroupCoordinator:
         if isinstance(group, ErrorCode):
             return [Reply(token, rebalance.sync_error(group))]
         step = self._step(at)
+        if isinstance(group, ConsumerGroup):
+            step.reply(token, classic_members.sync(group, request, self.catalog, step))
+            self._settle(group)
+            return step.actions
+        assert isinstance(group, Group)
         membership.sync(group, request, token, step)
         self._settle(group)
         return step.actions
@@ -183,9 +198,13 @@ class GroupCoordinator:
     def heartbeat(
         self, group_id: str, member_id: str, generation: int, instance_id: str | None, at: Moment
     ) -> ErrorCode:
-        """Handle a heartbeat at once. It only extends deadlines, so no timer changes."""
+        """Handle a classic heartbeat at once. In a classic group it only extends deadlines, so no timer changes."""
         group = self._groups.get(group_id)
-        if group is not None:
+        if isinstance(group, ConsumerGroup):
+            error = classic_members.heartbeat(group, member_id, generation, instance_id, self._step(at))
+            self._settle(group)
+            return error
+        if isinstance(group, Group):
             return membership.heartbeat(group, member_id, generation, instance_id, at.now_ms)
         error = self._check_group(group_id)
         if error is ErrorCode.coordinator_load_in_progress:
@@ -199,10 +218,13 @@ class GroupCoordinator:
             return [Reply(token, {"error_code": error, "members": []})]
         step = self._step(at)
         group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            queued = QueuedRequest(token, _refuse_leave, lambda at: self.leave(group_id, members, token, at))
+            return self._change(group, queued, lambda step: _leave_classic(group, members, token), at)
         results = []
         for member_id, instance_id in members:
             error = ErrorCode.unknown_member_id
-            if group is not None:
+            if isinstance(group, Group):
                 error = membership.leave(group, member_id, instance_id, step)
             results.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": error})
         step.reply(token, {"error_code": ErrorCode.none, "members": results})
@@ -210,11 +232,122 @@ class GroupCoordinator:
             self._settle(group)
         return step.actions
 
+    def consumer_heartbeat(self, request: ConsumerHeartbeat, token: int, at: Moment) -> list[Action]:
+        """Handle a ConsumerGroupHeartbeat: a member joins, stays or leaves."""
+        step = self._step(at)
+        try:
+            heartbeats.check_request(request, self.settings.assignors)
+            group = self._consumer_group(request, step)
+        except KafkaError as error:
+            return [Reply(token, heartbeats.refused(error.code, error.message))]
+        if not request.member_id:
+            request = replace(request, member_id=str(self._new_uuid()))
+        queued = QueuedRequest(token, heartbeats.refused, lambda at: self.consumer_heartbeat(request, token, at))
+        handle = migration.leave if request.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH) else heartbeats.join_or_stay
+        return [
+            *step.actions,
+            *self._change(group, queued, lambda step: handle(group, request, token, self.catalog, step), at),
+        ]
+
+    def _consumer_group(self, request: ConsumerHeartbeat, step: Step) -> ConsumerGroup:
+        """Return the group of the request. A member that joins creates it, or converts a classic group."""
+        error = self._check_group(request.group_id)
+        if error is not ErrorCode.none:
+            raise KafkaError(error)
+        group = self._groups.get(request.group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        if request.epoch != JOIN_EPOCH:
+            raise KafkaError(ErrorCode.group_id_not_found, f"Group {request.group_id} is not a consumer group.")
+        if isinstance(group, Group):
+            created = migration.to_consumer_group(group, self.catalog, step)
+            self._replace(group, created)
+        else:
+            created = ConsumerGroup(request.group_id, group_partition(request.group_id, self.partition_count))
+            created.durable = created.image
+            self._groups[request.group_id] = created
+        return created
+
+    def _join_classic(self, group: ConsumerGroup, request: JoinRequest, queued: QueuedRequest, step: Step) -> None:
+        """Handle JoinGroup in a consumer group. If no member of the new protocol is left, it becomes classic first."""
+        static = group.image.members.get(group.image.static_members.get(request.instance_id or "", ""))
+        replaced = None if request.member_id else static
+        is_last = replaced is not None and migration.may_become_classic(
+            group, replaced, self.settings, is_replaced=True
+        )
+        if is_last or not group.image.members:
+            migration.convert(group, replaced, self.catalog, step)
+            group.queue.append(queued)
+        else:
+            classic_members.join(group, request, queued.token, self._new_member_id, self.catalog, step)
+
+    def _change(
+        self, group: ConsumerGroup, queued: QueuedRequest, change: Callable[[Step], None], at: Moment
+    ) -> list[Action]:
+        """Apply a request that may change a consumer group, or have it wait for the pending write of the group."""
+        if group.is_writing or group.successor is not None:
+            group.queue.append(queued)
+            return []
+        step = self._step(at)
+        try:
+            change(step)
+        except KafkaError as error:
+            step.reply(queued.token, queued.refuse(error.code, error.message))
+            if group.origin is not None:
+                self._replace(group, group.origin)  # The member that was to convert the group is refused.
+                return step.actions
+        if not group.is_draining:
+            self._conclude(group, step)
+        return step.actions
+
+    def _conclude(self, group: ConsumerGroup, step: Step) -> None:
+        heartbeats.conclude(group, self.catalog, step)
+        # If nothing is written, deadlines were only extended: an earlier timer is harmless.
+        if group.is_writing or group.scheduled_ms is None:
+            self._settle(group)
+
+    def _replace(self, group: AnyGroup, successor: AnyGroup) -> None:
+        """Replace a group by one of the other kind."""
+        group.is_dead, successor.is_dead = True, False
+        group.scheduled_ms = successor.scheduled_ms = None
+        self._groups[successor.group_id] = successor
+        self._settle(successor)
+
+    def _image_written(self, group: ConsumerGroup, error: ErrorCode, step: Step) -> list[Action]:
+        """Continue after a write of a consumer group: finish its conversion, and handle the requests that waited."""
+        origin, group.origin = group.origin, None
+        successor, group.successor = group.successor, None
+        if error not in (ErrorCode.none, ErrorCode.request_timed_out):
+            # The requests that waited would fail too, and a conversion would repeat itself: clients retry later.
+            _refuse_queue(group, step, group_write_error(error))
+            if origin is not None:
+                self._replace(group, origin)
+        elif successor is not None:
+            classic = Group(group.group_id, group.partition, group.offsets)
+            classic.restore(successor, step.at.now_ms)
+            self._replace(group, classic)
+            if classic.members:
+                rebalance.prepare(classic, step)
+                self._settle(classic)
+        queue, group.queue = group.queue, []
+        actions = step.actions
+        group.is_draining = not group.is_dead
+        for request in queue:
+            actions += request.run(step.at)
+        group.is_draining = False
+        if not group.is_dead:
+            after = self._step(step.at)
+            heartbeats.conclude(group, self.catalog, after)
+            actions += after.actions
+            self._settle(group)
+        return actions
+
     # Offsets
 
     def commit(self, request: CommitRequest, token: int, at: Moment) -> list[Action]:
-        group = self._find(request.group_id, ErrorCode.illegal_generation, may_be_empty=True)
-        if group is ErrorCode.illegal_generation and request.generation < 0:
+        missing = ErrorCode.group_id_not_found if request.knows_epochs else ErrorCode.illegal_generation
+        group = self._find(request.group_id, missing, may_be_empty=True)
+        if group is missing and request.generation < 0:
             group = self._create(request.group_id)
         if isinstance(group, ErrorCode):
             return [Reply(token, {"errors": {partition: group for partition, *_ in request.offsets}})]
@@ -276,13 +409,23 @@ class GroupCoordinator:
             self._forget_if_hollow(group)
 
     def committed(
-        self, group_id: str, partitions: Iterable[TopicPartition] | None
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition] | None,
+        member_id: str | None = None,
+        member_epoch: int = -1,
     ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | None]]:
-        """Return the offsets of these partitions, or of all; None if there is none. An unknown group has no offsets."""
+        """Return the offsets of these partitions, or of all; None if there is none. An unknown group has no offsets.
+
+        A request of a member of a consumer group is checked as a commit is.
+        """
         error = self._check_group(group_id, may_be_empty=True, reads=True)
+        group = self._groups.get(group_id)
+        is_member = member_id is not None or member_epoch >= 0
+        if error is ErrorCode.none and isinstance(group, ConsumerGroup) and is_member:
+            error = commits.check_epoch(group, member_id, member_epoch)
         if error is not ErrorCode.none:
             return error, {}
-        group = self._groups.get(group_id)
         known = group.offsets.committed if group is not None else {}
         if partitions is None:
             return ErrorCode.none, dict(known)
@@ -310,6 +453,15 @@ class GroupCoordinator:
             commits.forget_topics(group, topics, step)
         return step.actions
 
+    def topics_changed(self, topics: Collection[str]) -> None:
+        """Note that topics were created, deleted or changed. The next heartbeat of a group that uses them notices."""
+        for group in self._groups.values():
+            if isinstance(group, ConsumerGroup):
+                group.stale_version = self.catalog.version
+                if not group.subscriptions_changed:
+                    subscribed = group.subscribed_topics() or frozenset()
+                    group.subscriptions_changed = any(name in subscribed for name in topics)
+
     def committed_topics(self) -> list[str]:
         """Return the topics of all offsets, committed or pending."""
         return sorted({topic for group in self._groups.values() for topic, _ in group.offsets.partitions()})
@@ -328,10 +480,24 @@ class GroupCoordinator:
         """Describe one group for DescribeGroups; an unknown group is Dead."""
         error = self._check_group(group_id, may_be_empty=True, reads=True)
         group = self._groups.get(group_id)
-        if error is ErrorCode.none and group is not None:
+        if error is ErrorCode.none and isinstance(group, Group):
             return membership.describe(group)
         state = str(GroupState.DEAD) if error is ErrorCode.none else ""
-        return {"error_code": error, "group_id": group_id, "group_state": state, "protocol_type": "", "members": []}
+        dead = {"error_code": error, "group_id": group_id, "group_state": state, "protocol_type": "", "members": []}
+        is_other_kind = error is ErrorCode.none and group is not None
+        return {**dead, "error_message": f"Group {group_id} is not a classic group."} if is_other_kind else dead
+
+    def describe_consumer_group(self, group_id: str) -> dict[str, Any]:
+        """Describe one group for ConsumerGroupDescribe."""
+        error = self._check_group(group_id, reads=True)
+        group = self._groups.get(group_id)
+        if error is ErrorCode.none and isinstance(group, ConsumerGroup):
+            return descriptions.describe(group, self.settings.assignors[0], self.catalog)
+        message = ""
+        if error is ErrorCode.none:
+            error = ErrorCode.group_id_not_found
+            message = f"Group {group_id} is not a consumer group." if group else f"Group {group_id} not found."
+        return {"group_id": group_id, **heartbeats.refused(error, message)}
 
     def groups(self) -> list[dict[str, Any]]:
         return [
@@ -339,7 +505,7 @@ class GroupCoordinator:
                 "group_id": group.group_id,
                 "protocol_type": group.protocol_type or "",
                 "group_state": str(group.state),
-                "group_type": "classic",
+                "group_type": "consumer" if isinstance(group, ConsumerGroup) else "classic",
             }
             for group in self._groups.values()
         ]
@@ -351,12 +517,17 @@ class GroupCoordinator:
 
     def delete_group(self, group_id: str, token: int, at: Moment) -> list[Action]:
         group = self._find(group_id, ErrorCode.group_id_not_found, may_be_empty=True)
-        if isinstance(group, Group) and group.state is not GroupState.EMPTY:
+        if isinstance(group, ConsumerGroup) and (group.is_writing or group.successor is not None):
+            again = QueuedRequest(token, _refuse, lambda at: self.delete_group(group_id, token, at))
+            group.queue.append(again)
+            return []
+        if isinstance(group, AnyGroup) and group.state is not GroupState.EMPTY:
             group = ErrorCode.non_empty_group
         if isinstance(group, ErrorCode):
             return [Reply(token, {"error_code": group})]
         step = self._step(at)
-        group.pending_members.clear()
+        if isinstance(group, Group):
+            group.pending_members.clear()
         commits.delete(group, token, step)
         return step.actions
 
@@ -369,7 +540,9 @@ class GroupCoordinator:
             return []
         step = self._step(at)
         write.finish(error, step)
-        if write.group.state is GroupState.DEAD:
+        if isinstance(write, ImageWrite):
+            return self._image_written(write.group, error, step)
+        if write.group.is_dead:
             self._forget(write.group)
         else:
             self._settle(write.group)
@@ -394,7 +567,12 @@ class GroupCoordinator:
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= at.now_ms:
             _, _, group = heapq.heappop(self._timers)
             group.scheduled_ms = None
-            rebalance.on_time(group, step)
+            if isinstance(group, ConsumerGroup):
+                if not group.is_writing:
+                    migration.on_time(group, self.catalog, step)
+                    heartbeats.conclude(group, self.catalog, step)
+            elif isinstance(group, Group):
+                rebalance.on_time(group, step)
             self._settle(group)
         return step.actions
 
@@ -422,7 +600,7 @@ class GroupCoordinator:
             return ErrorCode.none
         return ErrorCode.coordinator_load_in_progress if partition in self._loading else ErrorCode.not_coordinator
 
-    def _find(self, group_id: str, missing: ErrorCode, *, may_be_empty: bool = False) -> Group | ErrorCode:
+    def _find(self, group_id: str, missing: ErrorCode, *, may_be_empty: bool = False) -> AnyGroup | ErrorCode:
         """Return a group that this node serves, or the error: `missing` if the group does not exist."""
         error = self._check_group(group_id, may_be_empty=may_be_empty)
         return error if error is not ErrorCode.none else self._groups.get(group_id, missing)
@@ -432,10 +610,10 @@ class GroupCoordinator:
         self._groups[group_id] = group
         return group
 
-    def _settle(self, group: Group) -> None:
+    def _settle(self, group: AnyGroup) -> None:
         """Finish an event: set an earlier timer if needed, and forget a group that has no content left."""
         self._forget_if_hollow(group)
-        if group.state is GroupState.DEAD:
+        if group.is_dead:
             return
         deadline_ms = group.next_deadline_ms()
         if deadline_ms is not None and (group.scheduled_ms is None or deadline_ms < group.scheduled_ms):
@@ -443,15 +621,46 @@ class GroupCoordinator:
             self._timer_count += 1
             heapq.heappush(self._timers, (deadline_ms, self._timer_count, group))
 
-    def _forget_if_hollow(self, group: Group) -> None:
+    def _forget_if_hollow(self, group: AnyGroup) -> None:
         if group.is_hollow:
             self._forget(group)
 
-    def _forget(self, group: Group) -> None:
-        group.state = GroupState.DEAD
+    def _forget(self, group: AnyGroup) -> None:
+        group.is_dead = True
         group.scheduled_ms = None
         if self._groups.get(group.group_id) is group:
             del self._groups[group.group_id]
+
+
+def _refuse(error: ErrorCode, message: str) -> dict[str, Any]:
+    return {"error_code": error}
+
+
+def _refuse_join(request: JoinRequest) -> Callable[[ErrorCode, str], dict[str, Any]]:
+    return lambda error, message: rebalance.join_error(error, request.member_id)
+
+
+def _refuse_leave(error: ErrorCode, message: str) -> dict[str, Any]:
+    return {"error_code": error, "members": []}
+
+
+def _refuse_queue(group: ConsumerGroup, step: Step, error: ErrorCode = ErrorCode.not_coordinator) -> None:
+    for request in group.queue:
+        step.reply(request.token, request.refuse(error, ""))
+    group.queue.clear()
+
+
+def _leave_classic(group: ConsumerGroup, members: Sequence[tuple[str, str | None]], token: int) -> None:
+    results = [
+        {
+            "member_id": member_id,
+            "group_instance_id": instance_id,
+            "error_code": classic_members.leave(group, member_id, instance_id),
+        }
+        for member_id, instance_id in members
+    ]
+    values = {"error_code": ErrorCode.none, "members": results}
+    group.continuations.append(lambda: WaitingReply(token, values, {"members": []}))
 
 
 @dataclass(slots=True, eq=False)
@@ -464,78 +673,3 @@ class Transaction:
     """The number of appends whose result is still pending."""
     markers: list[tuple[Producer, bool]] = field(default_factory=list)
     """The markers that were reported before the result of the appends, and whether each is a commit."""
-
-
-@dataclass(slots=True, eq=False)
-class Replay:
-    """The records of a partition that loads: the latest value of every key read so far.
-
-    Values are parsed only at the end: most of them are replaced by a later value before that.
-    """
-
-    table: OffsetTable[bytes, bytes] = field(default_factory=OffsetTable)
-    """Group metadata too, which is never part of a transaction."""
-    markers: list[tuple[Producer, bool]] = field(default_factory=list)
-    """The markers that were committed while the partition loads. They follow all records that are read."""
-    unreadable_count: int = 0
-
-    def read(self, records: Iterable[tuple[bytes | None, bytes | None]], producer: Producer | None) -> None:
-        table = self.table
-        for key, value in records:
-            if key is None:
-                self.unreadable_count += 1
-            elif value is None:
-                table.remove(key)
-            elif producer is None:
-                table.commit(key, value)
-            else:
-                table.hold(key, producer, value)
-
-    def groups(self, partition: int, now_ms: int) -> list[Group]:
-        """Return the groups as of the last record."""
-        groups: dict[str, Group] = {}
-        for key, value in self.table.committed.items():
-            parsed = self._parse(key, value)
-            if parsed is None:
-                continue
-            about, stored = parsed
-            group = groups.get(about.group_id)
-            if group is None:
-                group = groups[about.group_id] = Group(about.group_id, partition)
-            if isinstance(about, OffsetKey) and isinstance(stored, CommittedOffset):
-                group.offsets.committed[(about.topic, about.partition)] = stored
-            elif isinstance(stored, GroupMetadata):
-                group.restore(stored, now_ms)
-        for key, entries in self.table.pending.items():
-            for producer_id, (epoch, pending) in entries.items():
-                self._hold(groups, partition, key, Producer(producer_id, epoch), pending)
-        return list(groups.values())
-
-    def _hold(
-        self, groups: dict[str, Group], partition: int, key: bytes, producer: Producer, value: bytes | None
-    ) -> None:
-        """Add a pending offset to its group."""
-        try:
-            about = read_key(key)
-            pending = None if value is None else read_offset_value(value)
-        except UnreadableRecord:
-            about = None
-        if not isinstance(about, OffsetKey):
-            self.unreadable_count += 1
-            return
-        group = groups.get(about.group_id)
-        if group is None:
-            group = groups[about.group_id] = Group(about.group_id, partition)
-        group.offsets.hold((about.topic, about.partition), producer, pending)
-
-    def _parse(self, key: bytes, value: bytes) -> tuple[OffsetKey | GroupKey, CommittedOffset | GroupMetadata] | None:
-        """Parse a record; None if it is unreadable or of a kind that this coordinator does not use."""
-        try:
-            about = read_key(key)
-            if about is None:
-                return None
-            return about, read_offset_value(value) if isinstance(about, OffsetKey) else read_group_value(value)
-        except UnreadableRecord:
-            # No coordinator can have written it; the other groups must still load.
-            self.unreadable_count += 1
-            return None

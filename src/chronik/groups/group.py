@@ -1,101 +1,24 @@
-"""One classic consumer group: its members, generation and state. The rules of rebalancing are in `rebalance`.
-
-A KIP-848 group will be a separate class with the same offsets.
-"""
+"""One classic group: its members, generation and state. The rules of rebalancing are in `rebalance`."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from chronik.groups.any_group import AnyGroup, GroupState
 from chronik.groups.member import Member, Protocols
-from chronik.groups.offsets import OffsetTable, Producer
 from chronik.groups.records import (
     CONSUMER_PROTOCOL_TYPE,
-    CommittedOffset,
     GroupMetadata,
     MemberMetadata,
     Record,
-    TopicPartition,
     subscribed_topics,
     write_group_key,
     write_group_value,
 )
 
 
-class GroupState(StrEnum):
-    """The states of the classic protocol; the values appear in DescribeGroups and ListGroups."""
-
-    EMPTY = "Empty"
-    PREPARING_REBALANCE = "PreparingRebalance"
-    COMPLETING_REBALANCE = "CompletingRebalance"
-    STABLE = "Stable"
-    DEAD = "Dead"
-
-
 @dataclass(slots=True, eq=False)
-class GroupOffsets(OffsetTable[TopicPartition, CommittedOffset]):
-    """The offsets of a group that are durable in the log, and the changes that are being written.
-
-    Invariant: the table equals the result of replaying the log up to the last reported write. `start` announces a
-    change; `finish` applies or drops it, in log order. Owned by its group.
-    """
-
-    _in_flight: Counter[TopicPartition] = field(default_factory=Counter)
-    _held_in_flight: Counter[TopicPartition] = field(default_factory=Counter)
-    """Those of `_in_flight` that are part of a transaction."""
-
-    def start(self, partitions: Iterable[TopicPartition], *, in_transaction: bool = False) -> None:
-        for partition in partitions:
-            self._in_flight[partition] += 1
-            if in_transaction:
-                self._held_in_flight[partition] += 1
-
-    def finish(self, changes: Sequence[tuple[TopicPartition, CommittedOffset | None]], written: bool) -> None:
-        for partition, committed in changes:
-            _count_down(self._in_flight, partition)
-            if not written:
-                continue
-            if committed is None:
-                self.remove(partition)
-            else:
-                self.commit(partition, committed)
-
-    def finish_held(
-        self, changes: Sequence[tuple[TopicPartition, CommittedOffset]], producer: Producer, written: bool
-    ) -> None:
-        """Finish the write of offsets in a producer's transaction."""
-        for partition, committed in changes:
-            _count_down(self._in_flight, partition)
-            _count_down(self._held_in_flight, partition)
-            if written:
-                self.hold(partition, producer, committed)
-
-    def is_changing(self, partition: TopicPartition) -> bool:
-        """Whether a change is being written, or waits for the end of its transaction."""
-        return partition in self._in_flight or partition in self.pending
-
-    def unstable_partitions(self) -> set[TopicPartition]:
-        """The partitions whose committed offset an open transaction may change."""
-        return {*self.pending, *self._held_in_flight}
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.committed and not self.pending and not self._in_flight
-
-    def partitions(self) -> list[TopicPartition]:
-        """Every partition with an offset in the log, or that may have one once pending writes finish."""
-        return list(dict.fromkeys([*self.committed, *self.pending, *self._in_flight]))
-
-
-def _count_down(counts: Counter[TopicPartition], partition: TopicPartition) -> None:
-    counts[partition] -= 1
-    if not counts[partition]:
-        del counts[partition]
-
-
-@dataclass(slots=True, eq=False)
-class Group:
+class Group(AnyGroup):
     """A classic group.
 
     Invariants: the generation never falls while the group is known; exactly one member leads in CompletingRebalance and
@@ -103,8 +26,6 @@ class Group:
     PreparingRebalance until its timer expires. Owned by the coordinator; nothing here waits or reads a clock.
     """
 
-    group_id: str
-    partition: int
     state: GroupState = GroupState.EMPTY
     state_since_ms: int = -1
     protocol_type: str | None = None
@@ -125,12 +46,8 @@ class Group:
     sync_deadline_ms: int | None = None
     assignment_in_flight: int | None = None
     """The generation whose assignment is being written."""
-    offsets: GroupOffsets = field(default_factory=GroupOffsets)
-    is_deleting: bool = False
     is_persisted: bool = False
     """Whether the log has a record of the group, or may have one once pending writes finish."""
-    scheduled_ms: int | None = None
-    """The deadline of the coordinator's timer for this group."""
     _protocol_counts: Counter[str] = field(default_factory=Counter)
 
     # Members
@@ -208,7 +125,7 @@ class Group:
         return max(votes, key=votes.__getitem__, default=None)
 
     def subscribed_topics(self) -> frozenset[str] | None:
-        """The topics that the members consume; None if unknown (any protocol type other than "consumer")."""
+        """The topics that the members consume; None for any protocol type other than "consumer"."""
         if not self.members:
             return frozenset()
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -243,9 +160,17 @@ class Group:
                 return True
         return False
 
+    def topics_in_use(self, limit_ms: int) -> frozenset[str] | None:
+        """In an empty group the retention time starts when the last member left; in a stable one, at the commit."""
+        is_old = self.state is GroupState.EMPTY and self.state_since_ms <= limit_ms
+        return self.subscribed_topics() if is_old or self.state is GroupState.STABLE else None
+
+    @property
+    def may_expire(self) -> bool:
+        return self.state is GroupState.EMPTY and not self.pending_members and not self.is_deleting
+
     @property
     def is_hollow(self) -> bool:
-        """Whether the group has no content, no record in the log and no pending member, so that it can be forgotten."""
         return (
             self.state is GroupState.EMPTY
             and not self.is_persisted
@@ -285,8 +210,8 @@ class Group:
         )
         return write_group_key(self.group_id), write_group_value(value)
 
-    def tombstone(self) -> Record:
-        return write_group_key(self.group_id), None
+    def tombstones(self) -> list[Record]:
+        return [(write_group_key(self.group_id), None)]
 
     def restore(self, metadata: GroupMetadata, now_ms: int) -> None:
         """Restore the group from the log, with a fresh session for each member."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from chronik.groups import rebalance
-from chronik.groups.group import Group, GroupState
+from chronik.groups.any_group import GroupState
+from chronik.groups.group import Group
 from chronik.groups.member import JoinRequest, Member, SyncRequest
 from chronik.groups.records import subscribed_topics
 from chronik.groups.step import Step

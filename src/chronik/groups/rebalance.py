@@ -10,7 +10,8 @@ Every function takes the group and the `Step` of the current event.
 from dataclasses import dataclass
 from typing import Any
 
-from chronik.groups.group import Group, GroupState
+from chronik.groups.any_group import GroupState
+from chronik.groups.group import Group
 from chronik.groups.member import Member
 from chronik.groups.step import Step, Write, group_write_error
 from chronik.wire.errors import ErrorCode
@@ -123,7 +124,7 @@ def _complete_join(group: Group, step: Step) -> None:
             member.heard_from(step.at.now_ms)
         group.pending_sync[member.member_id] = None
     group.sync_deadline_ms = step.at.now_ms + group.rebalance_timeout_ms
-    step.rebalanced(group)
+    step.rebalanced(group.group_id, group.generation, len(group.members))
 
 
 def _enter(group: Group, state: GroupState, step: Step) -> None:
@@ -206,6 +207,7 @@ def _on_sync_deadline(group: Group, step: Step) -> None:
 class AssignmentWrite(Write):
     """The record of a generation with its assignment; the members' SyncGroup requests wait for it."""
 
+    group: Group
     generation: int
     assignments: dict[str, bytes]
 
@@ -231,6 +233,7 @@ class AssignmentWrite(Write):
 class StaticMemberWrite(Write):
     """The record of a static member's new id. Its JoinGroup waits for it unless a rebalance answers first."""
 
+    group: Group
     member: Member
     generation: int
     token: int

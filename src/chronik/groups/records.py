@@ -17,19 +17,22 @@ All integers are big-endian; a string is int16 length (-1 for null) and UTF-8; b
                                 then user data, owned partitions, generation, rack, which are not read
 
 This module writes OffsetCommitKey v1, OffsetCommitValue v3, GroupMetadataKey v2 and GroupMetadataValue v3, and reads
-all of the above. Keys of other versions belong to other kinds of state (KIP-848, share groups) and are skipped.
+all of the above. `consumer_records` has the keys 3-8 and 16, of consumer groups (KIP-848). Other keys belong to other
+kinds of groups and are skipped.
 """
 
 import struct
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from chronik.wire.primitives import write_string
+from chronik.wire.errors import MalformedRequest
+from chronik.wire.primitives import read_uvarint, write_string
 
 TopicPartition: TypeAlias = tuple[str, int]
 Record: TypeAlias = tuple[bytes, bytes | None]
 """Key and value of an offsets topic record; a null value is a tombstone."""
 
+_INT8 = struct.Struct(">b")
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
@@ -153,7 +156,7 @@ def write_group_value(group: GroupMetadata) -> bytes:
     return b"".join(parts)
 
 
-class _Reader:
+class RecordReader:
     """A read position in the bytes of one key or value."""
 
     __slots__ = ("at", "data")
@@ -161,6 +164,9 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
+
+    def int8(self) -> int:
+        return self._number(_INT8)
 
     def int16(self) -> int:
         return self._number(_INT16)
@@ -183,10 +189,7 @@ class _Reader:
         length = self.int16()
         if length < 0:
             return None
-        try:
-            return self._take(length).decode()
-        except UnicodeDecodeError as error:
-            raise UnreadableRecord(str(error)) from error
+        return self._text(length)
 
     def string(self) -> str:
         text = self.nullable_string()
@@ -198,9 +201,54 @@ class _Reader:
         length = self.int32()
         return self._take(length) if length > 0 else b""
 
+    # Flexible encoding: lengths are varints, one higher than the length; 0 is null.
+
+    def uvarint(self) -> int:
+        try:
+            value, self.at = read_uvarint(self.data, self.at)
+        except (IndexError, MalformedRequest) as error:
+            raise UnreadableRecord(str(error)) from error
+        return value
+
+    def compact_nullable_string(self) -> str | None:
+        length = self.uvarint() - 1
+        return None if length < 0 else self._text(length)
+
+    def compact_string(self) -> str:
+        return self._text(self.uvarint() - 1)
+
+    def compact_bytes(self) -> bytes:
+        return self._take(self.uvarint() - 1)
+
+    def compact_count(self) -> int:
+        """Return the number of elements of an array, of at least one byte each; a null array has none."""
+        count = self.uvarint() - 1
+        if count > len(self.data) - self.at:
+            raise UnreadableRecord(f"{count} elements at {self.at} of {len(self.data)}")
+        return max(count, 0)
+
+    def tags(self) -> dict[int, bytes]:
+        """Return the tagged fields at the end of a structure; the caller ignores those that it does not know."""
+        return {self.uvarint(): self._take(self.uvarint()) for _ in range(self.compact_tag_count())}
+
+    def compact_tag_count(self) -> int:
+        count = self.uvarint()
+        if count > len(self.data) - self.at:
+            raise UnreadableRecord(f"{count} tagged fields at {self.at} of {len(self.data)}")
+        return count
+
+    def _text(self, length: int) -> str:
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError as error:
+            raise UnreadableRecord(str(error)) from error
+
+    def take_16(self) -> bytes:
+        return self._take(16)
+
     def _take(self, length: int) -> bytes:
         end = self.at + length
-        if end > len(self.data):
+        if length < 0 or end > len(self.data):
             raise UnreadableRecord(f"{length} bytes wanted at {self.at} of {len(self.data)}")
         taken = self.data[self.at : end]
         self.at = end
@@ -209,7 +257,7 @@ class _Reader:
 
 def read_key(key: bytes) -> OffsetKey | GroupKey | None:
     """Parse a record key; None for a kind of record that this coordinator does not use."""
-    reader = _Reader(key)
+    reader = RecordReader(key)
     version = reader.int16()
     if version in (0, OFFSET_KEY_VERSION):
         return OffsetKey(reader.string(), reader.string(), reader.int32())
@@ -219,7 +267,7 @@ def read_key(key: bytes) -> OffsetKey | GroupKey | None:
 
 
 def read_offset_value(value: bytes) -> CommittedOffset:
-    reader = _Reader(value)
+    reader = RecordReader(value)
     version = reader.int16()
     if not 0 <= version <= OFFSET_VALUE_VERSION:
         raise UnreadableRecord(f"offset value of version {version}")
@@ -229,7 +277,7 @@ def read_offset_value(value: bytes) -> CommittedOffset:
 
 
 def read_group_value(value: bytes) -> GroupMetadata:
-    reader = _Reader(value)
+    reader = RecordReader(value)
     version = reader.int16()
     if not 0 <= version <= GROUP_VALUE_VERSION:
         raise UnreadableRecord(f"group value of version {version}")
@@ -242,7 +290,7 @@ def read_group_value(value: bytes) -> GroupMetadata:
     return GroupMetadata(protocol_type, generation, protocol_name, leader_id, state_since_ms, members)
 
 
-def _read_member(reader: _Reader, version: int) -> MemberMetadata:
+def _read_member(reader: RecordReader, version: int) -> MemberMetadata:
     member = MemberMetadata(
         member_id=reader.string(),
         instance_id=reader.nullable_string() if version >= 3 else None,
@@ -264,7 +312,7 @@ def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
     The coordinator parses no more of what assignors exchange. It needs the topics, because it neither deletes nor
     expires the offsets of topics that a group still uses.
     """
-    reader = _Reader(subscription)
+    reader = RecordReader(subscription)
     try:
         reader.int16()
         count = reader.int32()

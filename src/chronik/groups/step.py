@@ -6,12 +6,33 @@ The node passes a `Moment` with each event, carries out the `Action`s in order, 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from chronik.groups.group import Group
+from chronik.groups.any_group import AnyGroup
 from chronik.groups.offsets import Producer
 from chronik.groups.records import Record
 from chronik.wire.errors import ErrorCode
+
+CONSUMER_SESSION_TIMEOUT_MS = "consumer.session.timeout.ms"
+CONSUMER_HEARTBEAT_INTERVAL_MS = "consumer.heartbeat.interval.ms"
+
+
+class MigrationPolicy(StrEnum):
+    """Which groups may change their kind while they have members; the values are Kafka's."""
+
+    BIDIRECTIONAL = "bidirectional"
+    UPGRADE = "upgrade"
+    DOWNGRADE = "downgrade"
+    DISABLED = "disabled"
+
+    @property
+    def allows_upgrade(self) -> bool:
+        return self in (MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.UPGRADE)
+
+    @property
+    def allows_downgrade(self) -> bool:
+        return self in (MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.DOWNGRADE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +49,20 @@ class GroupSettings:
     members_max: int = 10_000
     offset_metadata_bytes_max: int = 4_096
     offsets_retention_ms: int = 7 * 24 * 3_600_000
+    consumer_session_timeout_ms: int = 45_000
+    consumer_heartbeat_interval_ms: int = 5_000
+    consumer_members_max: int = 10_000
+    assignors: tuple[str, ...] = ("uniform", "range")
+    """The assignors of consumer groups; the first is the default."""
+    migration: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
+    group_configs: Callable[[str], Mapping[str, int]] = lambda group_id: {}
+    """Returns the configs that are set on a group, under Kafka's names."""
+
+    def session_timeout_of(self, group_id: str) -> int:
+        return self.group_configs(group_id).get(CONSUMER_SESSION_TIMEOUT_MS, self.consumer_session_timeout_ms)
+
+    def heartbeat_interval_of(self, group_id: str) -> int:
+        return self.group_configs(group_id).get(CONSUMER_HEARTBEAT_INTERVAL_MS, self.consumer_heartbeat_interval_ms)
 
 
 class Moment(NamedTuple):
@@ -69,7 +104,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
-    """A group has formed a new generation with at least one member; for logs and metrics."""
+    """A group has a new generation, or a new epoch, with at least one member; for logs and metrics."""
 
     group_id: str
     generation: int
@@ -83,7 +118,7 @@ Action: TypeAlias = Reply | Append | Rebalanced
 class Write:
     """A pending append. Subclasses say what follows; this class is for an append that no request waits for."""
 
-    group: Group
+    group: AnyGroup
 
     def finish(self, error: ErrorCode, step: "Step") -> None:
         """Continue with the result of the append (`ErrorCode.none` if it is durable)."""
@@ -113,8 +148,8 @@ class Step:
         token = self.add_write(write)
         self.actions.append(Append(write.group.partition, tuple(records), token, producer, verified_from))
 
-    def rebalanced(self, group: Group) -> None:
-        self.actions.append(Rebalanced(group.group_id, group.generation, len(group.members)))
+    def rebalanced(self, group_id: str, generation: int, member_count: int) -> None:
+        self.actions.append(Rebalanced(group_id, generation, member_count))
 
 
 _GROUP_WRITE_ERRORS: Mapping[ErrorCode, ErrorCode] = {

@@ -240,6 +240,10 @@ def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
         configs = _altered(image.client_metrics.get(command.name, {}), command.changes)
         others = _without(image.client_metrics, command.name)
         after = replace(image, client_metrics={**others, command.name: configs} if configs else others)
+    elif command.resource == "group":
+        configs = _altered(image.group_configs.get(command.name, {}), command.changes)
+        others = _without(image.group_configs, command.name)
+        after = replace(image, group_configs={**others, command.name: configs} if configs else others)
     else:
         configs = _altered(image.broker_configs.get(command.name, {}), command.changes)
         after = replace(image, broker_configs={**image.broker_configs, command.name: configs})

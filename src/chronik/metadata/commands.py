@@ -21,7 +21,7 @@ from chronik.authentication.scram import ScramCredential
 from chronik.authorization.acls import AclBinding
 from chronik.quotas.entities import QuotaEntity
 
-ConfigResource: TypeAlias = Literal["topic", "broker", "client_metrics"]
+ConfigResource: TypeAlias = Literal["topic", "broker", "client_metrics", "group"]
 
 
 class Assignment(msgspec.Struct, frozen=True):

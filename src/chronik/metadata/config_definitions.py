@@ -32,7 +32,7 @@ class ConfigType(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Kafka's codes for config sources; a lower number takes precedence."""
+    """Kafka's codes for config sources; of a topic or broker, a lower number takes precedence."""
 
     DYNAMIC_TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -41,6 +41,7 @@ class ConfigSource(IntEnum):
     DEFAULT = 5
     DYNAMIC_BROKER_LOGGER = 6
     CLIENT_METRICS = 7
+    DYNAMIC_GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,7 @@ def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
     resources: tuple[tuple[ConfigResource, _Configs, _Configs], ...] = (
         ("broker", old.broker_configs, new.broker_configs),
         ("client_metrics", old.client_metrics, new.client_metrics),
+        ("group", old.group_configs, new.group_configs),
     )
     for resource, all_before, all_after in resources:
         for name in sorted({*all_before, *all_after}):

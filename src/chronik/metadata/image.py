@@ -183,6 +183,8 @@ class ClusterImage(msgspec.Struct, frozen=True):
     """Sorted by entity, each entity once."""
     client_metrics: Mapping[str, Mapping[str, str]] = {}
     """The configs of subscriptions to metrics of clients, by name: never empty."""
+    group_configs: Mapping[str, Mapping[str, str]] = {}
+    """By group; a group without configs is not in it."""
 
     def topic(self, name: str) -> TopicImage | None:
         return self.topics.get(name)

@@ -51,6 +51,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from chronik.client.endpoint import Endpoint, EndpointError
+from chronik.groups.assignors import ASSIGNORS
 from chronik.metadata.image import DEFAULT_LISTENER
 from chronik.observe.logging import LogLevelError, LogLevels, parse_levels
 
@@ -232,6 +233,15 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 10_000
+    group_consumer_session_timeout_ms: int = 45_000
+    group_consumer_min_session_timeout_ms: int = 45_000
+    group_consumer_max_session_timeout_ms: int = 60_000
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    group_consumer_min_heartbeat_interval_ms: int = 5_000
+    group_consumer_max_heartbeat_interval_ms: int = 15_000
+    group_consumer_max_size: int = 10_000
+    group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"] = "bidirectional"
     producer_id_expiration_ms: int = 86_400_000
     replica_lag_ms_max: int = 3_000
 
@@ -412,6 +422,7 @@ def check(config: NodeConfig) -> None:
     for name in _AT_LEAST_ONE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} = {getattr(config, name)} is too small: it must be at least 1")
+    _check_consumer_groups(config)
     if config.scrub_interval_ms < 0:
         raise ConfigError(f"scrub_interval_ms = {config.scrub_interval_ms} is negative: use 0 to turn scrubbing off")
     if config.quota_window_num < QUOTA_WINDOWS_MIN:
@@ -522,6 +533,26 @@ def _check_peers(config: NodeConfig) -> None:
         )
 
 
+def _check_consumer_groups(config: NodeConfig) -> None:
+    for what in ("session_timeout_ms", "heartbeat_interval_ms"):
+        name = f"group_consumer_{what}"
+        value = getattr(config, name)
+        lowest, highest = (getattr(config, f"group_consumer_{end}_{what}") for end in ("min", "max"))
+        if not lowest <= value <= highest:
+            raise ConfigError(
+                f"{name} = {value} is not between group_consumer_min_{what} ({lowest}) and "
+                f"group_consumer_max_{what} ({highest}): change one of them"
+            )
+    if config.group_consumer_heartbeat_interval_ms >= config.group_consumer_session_timeout_ms:
+        raise ConfigError(
+            "group_consumer_heartbeat_interval_ms must be lower than group_consumer_session_timeout_ms: "
+            "a member must be able to send a heartbeat before its session ends"
+        )
+    unknown = [name for name in config.group_consumer_assignors if name not in ASSIGNORS]
+    if unknown or not config.group_consumer_assignors:
+        raise ConfigError(f"group_consumer_assignors: name at least one of {', '.join(ASSIGNORS)}, and no other")
+
+
 _AT_LEAST_ONE = (
     "num_partitions",
     "default_replication_factor",
@@ -532,6 +563,9 @@ _AT_LEAST_ONE = (
     "transactional_id_expiration_ms",
     "telemetry_max_bytes",
     "group_max_size",
+    "group_consumer_max_size",
+    "group_consumer_min_session_timeout_ms",
+    "group_consumer_min_heartbeat_interval_ms",
     "connections_max",
     "connection_creation_rate",
     "quota_window_size_seconds",
@@ -641,6 +675,7 @@ _TABLES: Mapping[str, Callable[[str], Any]] = {
     "log_levels": lambda text: parse_levels(text.split(",")),
     "connections_max_per_ip_overrides": lambda text: dict(_pairs(text, "ADDRESS=NUMBER")),
     "topic_defaults": lambda text: dict(_pairs(text, "NAME=VALUE")),
+    "group_consumer_assignors": lambda text: [name.strip() for name in text.split(",") if name.strip()],
 }
 
 

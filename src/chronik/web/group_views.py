@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from chronik.client.groups import read_assignment
+from chronik.client.groups import named_partitions, read_assignment
 from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.web import schemas
 from chronik.web.answers import Refusal
@@ -90,21 +90,36 @@ async def _groups_of(brokers: BrokerPool, broker: BrokerImage, name: str | None)
     shown = names[:GROUPS_MAX]
     if not shown:
         return [], len(names)
+    consumer_groups = {each.group_id for each in listed.groups if each.group_type.lower() == "consumer"}
     described, committed = await asyncio.gather(
-        brokers.call(broker, ApiKey.DESCRIBE_GROUPS, {"groups": shown, "include_authorized_operations": False}),
-        _committed(brokers, broker, shown),
+        _described(brokers, broker, shown, consumer_groups), _committed(brokers, broker, shown)
     )
     groups = []
-    for group in described.groups:
+    for group in described:
         if group.error_code != ErrorCode.none:  # deleted, or moved to another coordinator, since it was listed
             continue
         members = [_member(member) for member in group.members]
         owners = {(held.topic, held.partition): member.member for member in members for held in member.partitions}
         offsets = committed.get(group.group_id, {})
-        groups.append(
-            DescribedGroup(group.group_id, group.group_state, group.protocol_data, broker.id, members, owners, offsets)
-        )
+        assignor = group.assignor_name if group.group_id in consumer_groups else group.protocol_data
+        groups.append(DescribedGroup(group.group_id, group.group_state, assignor, broker.id, members, owners, offsets))
     return groups, len(names)
+
+
+async def _described(
+    brokers: BrokerPool, broker: BrokerImage, names: Sequence[str], consumer_groups: Collection[str]
+) -> list[Any]:
+    """Describe groups of both kinds, each by its own API."""
+    requests = (
+        (ApiKey.DESCRIBE_GROUPS, "groups", [name for name in names if name not in consumer_groups]),
+        (ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids", [name for name in names if name in consumer_groups]),
+    )
+    described: list[Any] = []
+    for key, field, some in requests:
+        if some:
+            response = await brokers.call(broker, key, {field: some, "include_authorized_operations": False})
+            described += response.groups
+    return described
 
 
 async def _committed(
@@ -126,12 +141,24 @@ async def _committed(
 
 
 def _member(member: Any) -> schemas.Member:
+    if hasattr(member, "target_assignment"):
+        return schemas.Member(
+            member.member_id,
+            member.client_id,
+            member.client_host,
+            member.instance_id,
+            [schemas.AssignedPartition(*partition) for partition in named_partitions(member.assignment)],
+            member.member_epoch,
+            [schemas.AssignedPartition(*partition) for partition in named_partitions(member.target_assignment)],
+        )
     return schemas.Member(
         member.member_id,
         member.client_id,
         member.client_host,
         getattr(member, "group_instance_id", None),
         [schemas.AssignedPartition(*partition) for partition in read_assignment(member.member_assignment)],
+        None,
+        None,
     )
 
 

@@ -106,7 +106,11 @@ def visible_group(access: Access, group: schemas.Group) -> schemas.Group:
         lag=sum(lags) if lags else None,
         committed_total=sum(line.committed or 0 for line in partitions),
         members=[
-            msgspec.structs.replace(member, partitions=[held for held in member.partitions if held.topic in topics])
+            msgspec.structs.replace(
+                member,
+                partitions=[held for held in member.partitions if held.topic in topics],
+                target=member.target and [held for held in member.target if sees_topic(access, held.topic)],
+            )
             for member in group.members
         ],
     )

@@ -261,11 +261,15 @@ class AssignedPartition(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
+    """`epoch` and `target`, the partitions that it will have, are null in a classic group."""
+
     member: str
     client_id: str
     host: str
     instance: str | None
     partitions: list[AssignedPartition]
+    epoch: int | None
+    target: list[AssignedPartition] | None
 
 
 class GroupPartition(msgspec.Struct, frozen=True):

@@ -16,6 +16,9 @@ TRANSACTIONAL = ("kafka-python", "confluent-kafka", "aiokafka", "java-4.3", "jav
 ADMINS = ("kafka-python", "confluent-kafka", "aiokafka", "java-4.3", "java-3.9")
 GROUP_ADMINS = ("kafka-python", "confluent-kafka", "java-4.3", "java-3.9")
 COOPERATIVE = ("kafka-python", "confluent-kafka", "java-4.3", "java-3.9")
+CONSUMER_PROTOCOL = ("confluent-kafka", "java-4.3")
+# The assignor of a member of the new group protocol (KIP-848), by the name that a test passes to `join`.
+SERVER_ASSIGNORS = {"server-uniform": "uniform", "server-range": "range"}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 # A reader that closes, or that waits for the end of a partition, waits for its last fetch.

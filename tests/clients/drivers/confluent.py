@@ -12,6 +12,7 @@ from tests.clients.drivers.base import (
     FETCH_WAIT_MS,
     HEARTBEAT_INTERVAL_MS,
     READ_TIMEOUT_S,
+    SERVER_ASSIGNORS,
     SESSION_TIMEOUT_MS,
     ClientError,
     PollingMember,
@@ -119,6 +120,9 @@ class ConfluentMember(PollingMember):
     def __init__(self, bootstrap: str, topic: str, group: str, assignor: str, instance_id: str | None = None) -> None:
         super().__init__(f"confluent-kafka member of {group}")
         self.assignments = 0
+        self.topics: set[str] = set()
+        self.values: set[bytes | None] = set()
+        """Of every record that it received, whether its commit succeeded or not."""
         self._topic = topic
         self._settings: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
@@ -131,6 +135,11 @@ class ConfluentMember(PollingMember):
         }
         if instance_id is not None:
             self._settings["group.instance.id"] = instance_id
+        if assignor in SERVER_ASSIGNORS:
+            # The broker sets the timeouts of the new protocol, and librdkafka refuses them in its own settings.
+            for setting in ("heartbeat.interval.ms", "session.timeout.ms", "partition.assignment.strategy"):
+                del self._settings[setting]
+            self._settings |= {"group.protocol": "consumer", "group.remote.assignor": SERVER_ASSIGNORS[assignor]}
 
     def open(self) -> None:
         self._consumer = ck.Consumer(self._settings)
@@ -141,6 +150,7 @@ class ConfluentMember(PollingMember):
 
     def step(self) -> tuple[list[Received], frozenset[int]]:
         got = _received(self._consumer.consume(100, timeout=0.1))
+        self.values |= {record.value for record in got}
         if got:
             try:
                 results = self._consumer.commit(asynchronous=False)
@@ -148,7 +158,9 @@ class ConfluentMember(PollingMember):
                     got = []
             except ck.KafkaException:
                 got = []
-        return got, frozenset(partition.partition for partition in self._consumer.assignment())
+        assigned = self._consumer.assignment()
+        self.topics = {partition.topic for partition in assigned}
+        return got, frozenset(partition.partition for partition in assigned)
 
     def close(self) -> None:
         self._consumer.close()

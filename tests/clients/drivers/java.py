@@ -18,6 +18,7 @@ from tests.clients.drivers.base import (
     FETCH_WAIT_MS,
     HEARTBEAT_INTERVAL_MS,
     READ_TIMEOUT_S,
+    SERVER_ASSIGNORS,
     SESSION_TIMEOUT_MS,
     ClientError,
     PollingMember,
@@ -232,10 +233,15 @@ class JavaMember(PollingMember):
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": "false",
-            "heartbeat.interval.ms": str(HEARTBEAT_INTERVAL_MS),
-            "session.timeout.ms": str(SESSION_TIMEOUT_MS),
-            "partition.assignment.strategy": ASSIGNORS[assignor],
         }
+        if assignor in SERVER_ASSIGNORS:
+            self._settings |= {"group.protocol": "consumer", "group.remote.assignor": SERVER_ASSIGNORS[assignor]}
+        else:
+            self._settings |= {
+                "heartbeat.interval.ms": str(HEARTBEAT_INTERVAL_MS),
+                "session.timeout.ms": str(SESSION_TIMEOUT_MS),
+                "partition.assignment.strategy": ASSIGNORS[assignor],
+            }
 
     def open(self) -> None:
         self._jvm.call("member-open", self.name, *_settings(self._settings), self._topic)

@@ -1,4 +1,4 @@
-"""Configs of topics, brokers, a broker's loggers and client metrics, as the admin APIs describe and change them."""
+"""Configs of topics, brokers, groups, loggers and client metrics, as the admin APIs describe and change them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from chronik.metadata.broker_configs import (
 from chronik.metadata.client_metrics import CLIENT_METRICS_CONFIGS, check_client_metrics_configs
 from chronik.metadata.commands import AlterConfigs
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource, ConfigType, split_list
+from chronik.metadata.group_configs import GROUP_CONFIGS, check_group_configs
 from chronik.metadata.image import DEFAULT_LISTENER, BrokerImage, ClusterImage, TopicImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.admin.responses import duplicates, refuse_entries, within
@@ -43,6 +44,7 @@ class ResourceType(IntEnum):
     BROKER = 4
     BROKER_LOGGER = 8
     CLIENT_METRICS = 16
+    GROUP = 32
 
 
 LOGGER_LEVELS: Mapping[str, int] = {"DEBUG": DEBUG, "INFO": INFO, "WARN": WARNING, "ERROR": ERROR}
@@ -70,6 +72,8 @@ def require_config_right(access: Access, operation: acls.Operation, resource_typ
     """Raise unless the client has the right on the resource whose configs it requests."""
     if resource_type == ResourceType.TOPIC:
         access.require(operation, acls.ResourceType.TOPIC, name)
+    elif resource_type == ResourceType.GROUP:
+        access.require(operation, acls.ResourceType.GROUP, name)
     else:
         access.require(operation, acls.ResourceType.CLUSTER)
 
@@ -152,6 +156,22 @@ def client_metrics_entries(name: str, image: ClusterImage) -> list[Values]:
     return entries
 
 
+def group_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[Values]:
+    """Return all configs of a group, which need not exist."""
+    if not name:
+        raise KafkaError(ErrorCode.invalid_request, "A group config needs the name of the group.")
+    own, static = image.group_configs.get(name, {}), _static_values(config, image)
+    entries = []
+    for definition in GROUP_CONFIGS.values():
+        values = []
+        if definition.name in own:
+            values.append(Sourced(definition.name, own[definition.name], ConfigSource.DYNAMIC_GROUP))
+        if definition.synonym is not None:
+            values.append(Sourced(definition.synonym, static[definition.synonym], ConfigSource.STATIC_BROKER))
+        entries.append(_entry(definition, values, is_read_only=False))
+    return entries
+
+
 def _loggers(levels: LogLevels) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*COMPONENTS, *levels.components)))
 
@@ -214,6 +234,15 @@ def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
         "default.replication.factor": config.default_replication_factor,
         "delete.topic.enable": True,
         "durability": config.durability,
+        "group.consumer.assignors": ",".join(config.group_consumer_assignors),
+        "group.consumer.heartbeat.interval.ms": config.group_consumer_heartbeat_interval_ms,
+        "group.consumer.max.heartbeat.interval.ms": config.group_consumer_max_heartbeat_interval_ms,
+        "group.consumer.max.session.timeout.ms": config.group_consumer_max_session_timeout_ms,
+        "group.consumer.max.size": config.group_consumer_max_size,
+        "group.consumer.migration.policy": config.group_consumer_migration_policy,
+        "group.consumer.min.heartbeat.interval.ms": config.group_consumer_min_heartbeat_interval_ms,
+        "group.consumer.min.session.timeout.ms": config.group_consumer_min_session_timeout_ms,
+        "group.consumer.session.timeout.ms": config.group_consumer_session_timeout_ms,
         "group.initial.rebalance.delay.ms": config.group_initial_rebalance_delay_ms,
         "group.max.session.timeout.ms": config.group_max_session_timeout_ms,
         "group.max.size": config.group_max_size,
@@ -380,9 +409,9 @@ refuse_resources = refuse_entries(
 
 
 class _Resource:
-    """A topic, a broker or a subscription to client metrics in one image, with its configs.
+    """A topic, a broker, a group or a subscription to client metrics in one image, with its configs.
 
-    KafkaError if it does not exist; a subscription is created by its first config.
+    KafkaError if it does not exist; a group need not exist, and a subscription is created by its first config.
     """
 
     def __init__(self, resource_type: int, name: str, config: NodeConfig, image: ClusterImage) -> None:
@@ -391,6 +420,7 @@ class _Resource:
         self._image = image
         self._is_topic = resource_type == ResourceType.TOPIC
         self._is_subscription = resource_type == ResourceType.CLIENT_METRICS
+        self._is_group = resource_type == ResourceType.GROUP
         self.configs: Mapping[str, str]
         if self._is_topic:
             self._topic = image.require_topic(name)
@@ -401,6 +431,10 @@ class _Resource:
             self.configs = image.broker_configs.get(name, {})
         elif self._is_subscription:
             self.configs = image.client_metrics.get(name, {})
+        elif self._is_group:
+            if not name:
+                raise KafkaError(ErrorCode.invalid_request, "A group config needs the name of the group.")
+            self.configs = image.group_configs.get(name, {})
         else:
             raise KafkaError(ErrorCode.invalid_request, f"Unexpected resource type {resource_type}")
 
@@ -409,6 +443,8 @@ class _Resource:
             return TOPIC_CONFIGS.get(key)
         if self._is_subscription:
             return CLIENT_METRICS_CONFIGS.get(key)
+        if self._is_group:
+            return GROUP_CONFIGS.get(key)
         return DYNAMIC_BROKER_CONFIGS.get(key, STATIC_BROKER_CONFIGS.get(key))
 
     def value_in_effect(self, definition: ConfigDefinition) -> str:
@@ -431,8 +467,32 @@ class _Resource:
         if self._is_subscription:
             check_client_metrics_configs(self._image, self.name, changes)
             return AlterConfigs("client_metrics", self.name, changes)
+        if self._is_group:
+            check_group_configs(changes, _group_ranges(self._config), _group_values(self._config, self.configs))
+            return AlterConfigs("group", self.name, changes)
         check_broker_configs(changes, self.name)
         return AlterConfigs("broker", self.name, changes)
+
+
+def _group_ranges(config: NodeConfig) -> dict[str, tuple[int, int]]:
+    return {
+        "consumer.heartbeat.interval.ms": (
+            config.group_consumer_min_heartbeat_interval_ms,
+            config.group_consumer_max_heartbeat_interval_ms,
+        ),
+        "consumer.session.timeout.ms": (
+            config.group_consumer_min_session_timeout_ms,
+            config.group_consumer_max_session_timeout_ms,
+        ),
+    }
+
+
+def _group_values(config: NodeConfig, own: Mapping[str, str]) -> dict[str, int]:
+    defaults = {
+        "consumer.heartbeat.interval.ms": config.group_consumer_heartbeat_interval_ms,
+        "consumer.session.timeout.ms": config.group_consumer_session_timeout_ms,
+    }
+    return {name: int(own.get(name, default)) for name, default in defaults.items()}
 
 
 def _changed(resource: _Resource, changes: list[Change]) -> dict[str, str | None]:

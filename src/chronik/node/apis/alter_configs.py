@@ -1,13 +1,13 @@
 """AlterConfigs (key 33), versions 0-2.
 
 Behaviour
-- Replaces all configs of a topic, of this broker or of a subscription to metrics of clients: a config that is not
-  named returns to its default.
+- Replaces all configs of a topic, of a group, of this broker or of a subscription to metrics of clients: a config that
+  is not named returns to its default.
 - Each resource has its own outcome, and is changed as a whole or not at all. A resource that appears twice in the
   request is INVALID_REQUEST.
 - validate_only returns the same response and changes nothing.
 Versions: 2 flexible.
-Not supported: loggers and groups (INVALID_REQUEST).
+Not supported: loggers (INVALID_REQUEST).
 """
 
 from chronik.node.admin.configs import Change, Operation, alter_resources, refuse_resources

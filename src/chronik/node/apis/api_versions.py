@@ -6,7 +6,8 @@ Behaviour
   the request: that is how a newer client learns the range.
 - The response header is always v0.
 - The client's library and its version are kept for subscriptions to its metrics (KIP-511, KIP-714).
-- The one feature is `transaction.version`, finalized at 2: clients that know version 2 (KIP-890) use it.
+- The features are `transaction.version`, finalized at 2: clients that know version 2 (KIP-890) use it; and
+  `group.version`, finalized at 1: consumer groups of KIP-848.
 Versions: 3 flexible, client software name and features, 4 supported features that start at 0.
 Not supported: other finalized features.
 """
@@ -22,7 +23,8 @@ from chronik.wire.errors import ErrorCode
 _UNSUPPORTED = struct.Struct(">hihhh")
 
 
-TRANSACTION_VERSION = {"name": "transaction.version", "min_version": 0, "max_version": 2}
+FEATURES = {"group.version": 1, "transaction.version": 2}
+"""The version of each feature, which is the highest one and finalized."""
 ZERO_FEATURES_FROM_VERSION = 4
 SOFTWARE_FROM_VERSION = 3
 SOFTWARE_CHARS_MAX = 100
@@ -35,16 +37,19 @@ async def handle(apis: Iterable[Api], request: Request) -> Values:
         message = request.message
         names = (message.client_software_name, message.client_software_version)
         request.connection.software = (names[0][:SOFTWARE_CHARS_MAX], names[1][:SOFTWARE_CHARS_MAX])
-    finalized = {"name": TRANSACTION_VERSION["name"], "min_version_level": 2, "max_version_level": 2}
+    supported = [{"name": name, "min_version": 0, "max_version": version} for name, version in FEATURES.items()]
     return {
         "error_code": ErrorCode.none,
         "api_keys": [
             {"api_key": int(api.key), "min_version": api.versions[0], "max_version": api.versions[1]} for api in apis
         ],
         # Older clients reject a range that starts at 0.
-        "supported_features": [TRANSACTION_VERSION] if request.api_version >= ZERO_FEATURES_FROM_VERSION else [],
+        "supported_features": supported if request.api_version >= ZERO_FEATURES_FROM_VERSION else [],
         "finalized_features_epoch": FEATURES_EPOCH,
-        "finalized_features": [finalized],
+        "finalized_features": [
+            {"name": name, "min_version_level": version, "max_version_level": version}
+            for name, version in FEATURES.items()
+        ],
     }
 
 

@@ -1,12 +1,11 @@
 """DescribeConfigs (key 32), versions 1-4.
 
 Behaviour
-- Describes topics, this broker, the cluster-wide broker defaults (a broker with the empty name), this broker's loggers
-  and subscriptions to metrics of clients. Each resource has its own outcome.
+- Describes topics, this broker, the cluster-wide broker defaults (a broker with the empty name), groups, this broker's
+  loggers and subscriptions to metrics of clients. Each resource has its own outcome.
 - Each config has its effective value, the source of that value, and on request every value that it overrides.
 - No keys, or an empty list, means all configs; unknown keys are omitted.
 Versions: 3 documentation and types, 4 flexible.
-Not supported: configs of groups (INVALID_REQUEST).
 """
 
 from typing import Any
@@ -19,6 +18,7 @@ from chronik.node.admin.configs import (
     check_broker_name,
     chosen,
     client_metrics_entries,
+    group_entries,
     logger_entries,
     require_config_right,
     topic_entries,
@@ -57,6 +57,8 @@ def _entries(runtime: Runtime, image: ClusterImage, resource_type: int, name: st
         return topic_entries(image.require_topic(name), runtime.config, image)
     if resource_type == ResourceType.BROKER:
         return broker_entries(name, runtime.config, image)
+    if resource_type == ResourceType.GROUP:
+        return group_entries(name, runtime.config, image)
     if resource_type == ResourceType.BROKER_LOGGER:
         check_broker_name(name, runtime.config)
         return logger_entries(runtime.log.levels)

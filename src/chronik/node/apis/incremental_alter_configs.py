@@ -1,16 +1,15 @@
 """IncrementalAlterConfigs (key 44), versions 0-1.
 
 Behaviour
-- Sets, unsets, appends to or subtracts from single configs of a topic, of this broker, of all brokers (the empty name),
-  or of a subscription to metrics of clients, which exists while it has a config. Only lists support append and
-  subtract. An append to an unset list extends its default.
+- Sets, unsets, appends to or subtracts from single configs of a topic, of a group, of this broker, of all brokers (the
+  empty name), or of a subscription to metrics of clients, which exists while it has a config. Only lists support append
+  and subtract. An append to an unset list extends its default.
 - Each resource has its own outcome, answered when the change is durable and in effect on this node. A resource is
   changed as a whole or not at all. A resource that appears twice in the request is INVALID_REQUEST.
 - validate_only returns the same response and changes nothing.
 - The levels of this broker's loggers change at once and until the node stops. Deleting one makes it follow `root`.
   A request with loggers and other resources is answered by the controller, which has loggers of its own only.
 Versions: 1 flexible.
-Not supported: groups (INVALID_REQUEST).
 """
 
 from chronik.node.admin.configs import Change, alter_resources, has_only_loggers, refuse_resources

@@ -4,10 +4,14 @@ Behaviour
 - Answered when the offsets are committed to `__consumer_offsets`; waiting commits are written together.
 - A member commits with its generation: an older one is ILLEGAL_GENERATION, and in CompletingRebalance even the current
   one is REBALANCE_IN_PROGRESS. A client without membership (generation -1) may commit only while the group is empty.
+- A member of a consumer group (KIP-848) commits with its member epoch: another one is STALE_MEMBER_EPOCH, and for its
+  classic members ILLEGAL_GENERATION. Versions below 9 are UNSUPPORTED_VERSION for members of the new protocol.
+- A group that does not exist is GROUP_ID_NOT_FOUND from version 9, ILLEGAL_GENERATION before, unless the generation
+  is -1.
 - Partitions that do not exist are UNKNOWN_TOPIC_OR_PARTITION, unknown topic ids UNKNOWN_TOPIC_ID, metadata of more than
   4,096 bytes OFFSET_METADATA_TOO_LARGE; the other partitions of the request are still committed.
-Versions: 3 throttling, 5 no retention time, 6 leader epoch, 7 static members, 8 flexible, 9 member epochs of KIP-848
-(a classic generation here), 10 topic ids.
+Versions: 3 throttling, 5 no retention time, 6 leader epoch, 7 static members, 8 flexible, 9 member epochs (KIP-848),
+10 topic ids.
 Not supported: the retention time of versions 2-4, which Kafka ignores as well once a group has members.
 """
 
@@ -24,6 +28,7 @@ from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
+FIRST_VERSION_WITH_MEMBER_EPOCHS = 9
 FIRST_VERSION_WITH_TOPIC_IDS = 10
 
 
@@ -49,6 +54,7 @@ async def handle(groups: GroupService, metadata: MetadataLog, request: Request) 
                 member_id=message.member_id,
                 instance_id=getattr(message, "group_instance_id", None),
                 offsets=tuple(offsets),
+                knows_epochs=request.api_version >= FIRST_VERSION_WITH_MEMBER_EPOCHS,
             )
         )
 

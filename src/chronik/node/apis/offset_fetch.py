@@ -7,8 +7,8 @@ Behaviour
   an offset in an open transaction is UNSTABLE_OFFSET_COMMIT, until the transaction ends; the client retries.
 - If the coordinator moved or is loading, the error is in the group's entry from version 8, at the top level in versions
   2-7, and in each partition in version 1.
-Versions: 2 null topics, 5 leader epoch, 6 flexible, 7 require_stable, 8 many groups, 9 members of KIP-848 (accepted but
-not checked), 10 topic ids.
+- A member of a consumer group (KIP-848) may send its member id and epoch: another epoch is STALE_MEMBER_EPOCH.
+Versions: 2 null topics, 5 leader epoch, 6 flexible, 7 require_stable, 8 many groups, 9 member epochs, 10 topic ids.
 """
 
 from collections.abc import Iterable
@@ -64,7 +64,8 @@ async def _group(groups: GroupService, metadata: MetadataLog, request: Request, 
             if name is not None and name not in refused
             for index in indexes
         ]
-    error, committed = await groups.committed(group.group_id, partitions)
+    member = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
+    error, committed = await groups.committed(group.group_id, partitions, *member)
     if error is not ErrorCode.none:
         return {"group_id": group.group_id, "error_code": error, "topics": []}
     unstable = groups.unstable_partitions(group.group_id) if requires_stable else set()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from uuid import UUID
 
 from chronik.groups.commits import CommitRequest
+from chronik.groups.consumer_member import ConsumerHeartbeat
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.offsets import Producer
 from chronik.groups.records import CommittedOffset, TopicPartition
-from chronik.groups.step import Action, GroupSettings, Moment, Rebalanced
-from chronik.metadata.events import Event, TopicDeleted
+from chronik.groups.step import Action, GroupSettings, MigrationPolicy, Moment, Rebalanced
+from chronik.groups.topics import Topic
+from chronik.metadata.events import Event, PartitionsCreated, ReplicasChanged, TopicCreated, TopicDeleted
 from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
@@ -22,6 +25,48 @@ from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Values
 from chronik.observe.metrics import GroupLag
 from chronik.wire.errors import ErrorCode, KafkaError
+
+
+class MetadataTopics:
+    """The topics of a metadata image, as groups see them."""
+
+    def __init__(self, image: ClusterImage) -> None:
+        self._image = image
+
+    @property
+    def version(self) -> int:
+        return self._image.version
+
+    def topic(self, name: str) -> Topic | None:
+        topic = self._image.topic(name)
+        if topic is None:
+            return None
+        racks = {broker_id: broker.rack for broker_id, broker in self._image.brokers.items()}
+        return Topic(
+            name,
+            topic.id,
+            tuple(
+                tuple(sorted({rack for replica in each.replicas if (rack := racks.get(replica)) is not None}))
+                for each in topic.partitions
+            ),
+        )
+
+    def name_of(self, topic_id: UUID) -> str | None:
+        return self._image.names_by_id.get(topic_id)
+
+    def names(self) -> Iterable[str]:
+        return self._image.topics
+
+
+def _changed_topics(event: Event) -> tuple[str, ...]:
+    """Return the topic whose partitions, or whose replicas, the event has changed."""
+    match event:
+        case TopicCreated(topic=topic) | TopicDeleted(topic=topic) | PartitionsCreated(topic=topic):
+            return (topic.name,)
+        case ReplicasChanged(topic=name):
+            return (name,)
+        case _:
+            return ()
 
 
 class GroupService(CoordinatorService[GroupCoordinator]):
@@ -48,8 +93,15 @@ class GroupService(CoordinatorService[GroupCoordinator]):
             initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
             members_max=config.group_max_size,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+            consumer_session_timeout_ms=config.group_consumer_session_timeout_ms,
+            consumer_heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+            consumer_members_max=config.group_consumer_max_size,
+            assignors=config.group_consumer_assignors,
+            migration=MigrationPolicy(config.group_consumer_migration_policy),
+            group_configs=self._configs_of,
         )
         coordinator = GroupCoordinator(settings, runtime.env.new_uuid)
+        coordinator.catalog = MetadataTopics(metadata.image)
         count = config.offsets_topic_partitions
         super().__init__(
             OFFSETS_TOPIC, count, "groups", coordinator, runtime, metadata, host, topics, lease_is_valid, age_clock
@@ -57,10 +109,18 @@ class GroupService(CoordinatorService[GroupCoordinator]):
 
     def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         """Remove the offsets of deleted topics, and move coordinators with their partitions."""
+        self._coordinator.catalog = MetadataTopics(image)
+        changed = {name: None for event in events for name in _changed_topics(event)}
+        if changed:
+            self._coordinator.topics_changed(changed)
         for event in events:
             if isinstance(event, TopicDeleted) and event.topic.name != OFFSETS_TOPIC and not self._is_stopped:
                 self._run(self._coordinator.topics_deleted((event.topic.name,), self._now()))
         super().metadata_changed(image, events)
+
+    def _configs_of(self, group_id: str) -> Mapping[str, int]:
+        configs = self._metadata.image.group_configs.get(group_id, {})
+        return {name: int(text) for name, text in configs.items()}
 
     def replay(self, partition: int, loaded: LoadedRecords) -> None:
         records, producer, is_commit = loaded
@@ -98,7 +158,15 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         return await self._submit(request.group_id, lambda token, at: self._coordinator.sync(request, token, at))
 
     def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
-        return self._authority(group_id).heartbeat(group_id, member_id, generation, instance_id, self._now())
+        error = self._authority(group_id).heartbeat(group_id, member_id, generation, instance_id, self._now())
+        self._set_timer()  # In a consumer group, a member that is notified of a rebalance must join in time.
+        return error
+
+    async def consumer_heartbeat(self, request: ConsumerHeartbeat) -> Values:
+        await self.topic.ensure_exists()
+        return await self._submit(
+            request.group_id, lambda token, at: self._coordinator.consumer_heartbeat(request, token, at)
+        )
 
     async def leave(self, group_id: str, members: list[tuple[str, str | None]]) -> Values:
         return await self._submit(group_id, lambda token, at: self._coordinator.leave(group_id, members, token, at))
@@ -151,10 +219,14 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         self._coordinator.transaction_ended(partition, Producer(producer_id, epoch), is_commit)
 
     async def committed(
-        self, group_id: str, partitions: Iterable[TopicPartition] | None
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition] | None,
+        member_id: str | None = None,
+        member_epoch: int = -1,
     ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | None]]:
         await self.topic.ensure_exists()
-        return self._authority(group_id).committed(group_id, partitions)
+        return self._authority(group_id).committed(group_id, partitions, member_id, member_epoch)
 
     def unstable_partitions(self, group_id: str) -> set[TopicPartition]:
         """Return the partitions whose committed offset an open transaction may change."""
@@ -178,6 +250,10 @@ class GroupService(CoordinatorService[GroupCoordinator]):
     async def describe(self, group_id: str) -> Values:
         await self.topic.ensure_exists()
         return self._authority(group_id).describe(group_id)
+
+    async def describe_consumer_group(self, group_id: str) -> Values:
+        await self.topic.ensure_exists()
+        return self._authority(group_id).describe_consumer_group(group_id)
 
     def groups(self) -> list[Values]:
         """Return all groups of this node, or none without a lease. COORDINATOR_LOAD_IN_PROGRESS while groups load."""

@@ -48,7 +48,11 @@ def _of_group(operation: Operation) -> Right:
 
 
 def _config_rights(operation: Operation) -> tuple[Right, ...]:
-    return (Right(operation, TOPIC, TOPIC_ERROR, "of a topic"), Right(operation, CLUSTER, CLUSTER_ERROR, "of a broker"))
+    return (
+        Right(operation, TOPIC, TOPIC_ERROR, "of a topic"),
+        Right(operation, GROUP, GROUP_ERROR, "of a group"),
+        Right(operation, CLUSTER, CLUSTER_ERROR, "of a broker"),
+    )
 
 
 RIGHTS: Mapping[int, tuple[Right, ...]] = {
@@ -143,8 +147,18 @@ RIGHTS: Mapping[int, tuple[Right, ...]] = {
         Right(Operation.DESCRIBE, TOPIC, OMITTED, "for the topics of the transaction"),
     ),
     66: (Right(Operation.DESCRIBE, TRANSACTIONAL_ID, OMITTED),),
+    68: (
+        _of_group(Operation.READ),
+        Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR, "if the topic is named"),
+        Right(Operation.DESCRIBE, TOPIC, "it does not match the expression", "if topics match an expression"),
+    ),
+    69: (
+        _of_group(Operation.DESCRIBE),
+        Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR, "of the members' assignments and subscriptions"),
+    ),
     71: (),
     72: (),
+    74: _required(Operation.DESCRIBE_CONFIGS),
     75: (
         Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR, "if the topic is named"),
         Right(Operation.DESCRIBE, TOPIC, OMITTED, "if all topics are requested"),

@@ -1,8 +1,8 @@
-"""The scenarios of a cluster: three nodes, three nodes on bad disks, and five nodes that come and go."""
+"""The scenarios of a cluster: three nodes, with consumer groups or bad disks, and five nodes that come and go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.audit import Auditor
 from chronik.testing.sim.client import TOPIC, SimClient
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis, LoneCut
+from chronik.testing.sim.consumer_group_clients import HEARTBEAT_MS, SESSION_MS, ConsumerSettings
 from chronik.testing.sim.disk_faults import FILE_FAULTS, DiskNemesis, SickDisk
 from chronik.testing.sim.faults import Targets
 from chronik.testing.sim.history import Availability
@@ -67,6 +68,7 @@ class ThreeNodes(Scenario):
     recovery_point_interval_ms: int = 250
     scrub_interval_ms: int = 500
     audited: ClassVar[tuple[str, ...]] = (TOPIC, OFFSETS_TOPIC, COMPACTED_TOPIC)
+    node_settings: ClassVar[Mapping[str, object]] = {}
 
     def build(self) -> None:
         self.has_lone_cut = self.draws_lone_cut()
@@ -93,6 +95,7 @@ class ThreeNodes(Scenario):
                 replica_lag_ms_max=lag_ms_max,
                 recovery_point_interval_ms=self.recovery_point_interval_ms,
                 scrub_interval_ms=self.scrub_interval_ms,
+                **self.node_settings,
             )
             self.nodes.append(SimNode(host, config))
         self.workload = self.make_workload(self.draw_workload())
@@ -192,6 +195,35 @@ class ThreeNodes(Scenario):
             for topic, index in self._audited()
             if not self._is_in_sync(topic, index)
             for name, hosted, _ in self._copies(topic, index)
+        )
+
+
+class ConsumerGroups(ThreeNodes):
+    """Three nodes with a consumer group (KIP-848) whose members come and go, some of the classic protocol.
+
+    At no time two members own a partition by the assignments that they received. Committed offsets never go back. After
+    the last fault every partition gets an owner: the members end only then.
+    """
+
+    name: ClassVar[str] = "consumer-groups"
+    busy_range_s: ClassVar[tuple[float, float]] = (4.0, 8.0)
+    node_settings: ClassVar[Mapping[str, object]] = {
+        "group_consumer_session_timeout_ms": SESSION_MS,
+        "group_consumer_min_session_timeout_ms": SESSION_MS,
+        "group_consumer_heartbeat_interval_ms": HEARTBEAT_MS,
+        "group_consumer_min_heartbeat_interval_ms": HEARTBEAT_MS,
+    }
+
+    def draws_lone_cut(self) -> bool:
+        return False
+
+    def draw_workload(self) -> WorkloadSettings:
+        settings = super().draw_workload()
+        return replace(
+            settings.unhurried(),
+            partitions=self.random.randint(3, 6),
+            members=(),
+            consumers=tuple(ConsumerSettings.drawn(self.random, number) for number in range(self.random.randint(2, 5))),
         )
 
 

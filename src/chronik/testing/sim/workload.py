@@ -10,6 +10,12 @@ from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
 from chronik.testing.sim.client import ACKS_ALL, REQUEST_TIMEOUT_S, TOPIC, Service, SimClient
 from chronik.testing.sim.consumer import FinalReader, SimConsumer, SimObserver
+from chronik.testing.sim.consumer_group_clients import (
+    ClassicConsumerMember,
+    ConsumerMember,
+    ConsumerOwnership,
+    ConsumerSettings,
+)
 from chronik.testing.sim.group_clients import (
     FinalOffsetReader,
     MemberSettings,
@@ -39,6 +45,8 @@ class WorkloadSettings:
     has_reassignments: bool
     assignments: tuple[tuple[int, ...], ...] = ()
     """The replicas of each partition of the topic; empty if the cluster places them."""
+    consumers: tuple[ConsumerSettings, ...] = ()
+    """The members of a consumer group (KIP-848)."""
     reread_share: float = 0.02
     """How often a consumer returns to old records."""
 
@@ -170,6 +178,10 @@ class Workload:
             self.others.append(consumer)
         for number, member in enumerate(settings.members):
             self.others.append(SimMember(f"m{number}", service, partitions, member))
+        ownership = ConsumerOwnership(service.world, partitions)
+        for number, consumer_settings in enumerate(settings.consumers):
+            kind = ClassicConsumerMember if consumer_settings.is_classic else ConsumerMember
+            self.others.append(kind(f"g{number}", service, consumer_settings, ownership))
         if settings.has_offset_clients:
             self.others.append(OffsetCommitter("l0", service, partitions))
             self.others.append(OffsetReader("q0", service, partitions))
@@ -199,8 +211,9 @@ class Workload:
         return {
             "acknowledged": self._service.history.acknowledged_count,
             "read": sum(each.records_read for each in self.others if isinstance(each, SimConsumer)),
-            "commits": sum(each.commits for each in self.others if isinstance(each, SimMember)),
-            "generations": sum(each.generations for each in self.others if isinstance(each, SimMember)),
+            "commits": sum(each.commits for each in self.others if isinstance(each, SimMember | ConsumerMember)),
+            "generations": sum(each.generations for each in self.others if isinstance(each, SimMember))
+            + sum(each.epochs for each in self.others if isinstance(each, ConsumerMember)),
         }
 
 
