@@ -358,6 +358,19 @@ def test_secrets_are_not_in_the_log_nor_on_the_page(sasl_node: Node) -> None:
         assert secret not in text
 
 
+def test_name_of_a_client_cannot_add_a_line_to_the_log(sasl_node: Node) -> None:
+    name = 'mallory\n{"event": "broker_active"}\r\n\x1b[2J'
+    with connect(sasl_node) as client:
+        assert log_in(client, "SCRAM-SHA-256", name).error_code is ErrorCode.sasl_authentication_failed
+
+    def lines() -> list[str]:
+        return [line for line in sasl_node.log_text().splitlines() if "mallory" in line]
+
+    eventually(lambda: lines() or '"count"' in sasl_node.log_text())
+    for line in lines():
+        assert json.loads(line)["user"] == name and "\x1b" not in line
+
+
 # -- delays ------------------------------------------------------------------------------------------------------------
 
 

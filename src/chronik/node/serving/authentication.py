@@ -335,6 +335,11 @@ class ClientAuthentication:
     def mechanisms(self) -> tuple[str, ...]:
         return self._shared.sasl.mechanisms
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the connection is about to be closed, and serves nothing until then."""
+        return self._state is State.FAILED
+
     def admits(self, frame: memoryview) -> bool:
         """Whether a request may run now. Raise MalformedRequest, with the reason, if the connection has to close."""
         if self._state is State.DONE:
