@@ -104,6 +104,30 @@ def _codes(value: Any) -> Iterator[ErrorCode]:
             yield from _codes(getattr(value, field.name))
 
 
+class DeniesEverything:
+    """Decisions that record what was requested: principal, host, operation, type, name, whether audited, API."""
+
+    def __init__(self) -> None:
+        self.requested: list[tuple[str, str, Operation, ResourceType, str, bool, str]] = []
+
+    def allows(
+        self,
+        principal: str,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        *,
+        is_audited: bool,
+        api: str = "",
+    ) -> bool:
+        self.requested.append((principal, host, operation, resource_type, name, is_audited, api))
+        return False
+
+    def allows_any(self, *_: object, **__: object) -> bool:
+        return False
+
+
 @dataclass(frozen=True)
 class Names:
     """What a request names, and its version."""
@@ -546,7 +570,10 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
             on_cluster(Operation.ALTER_CONFIGS),
         ),
     ),
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (Case(lambda n: {"users": None}, on_cluster(Operation.DESCRIBE)),),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (
+        Case(lambda n: {"users": None}, on_cluster(Operation.DESCRIBE)),
+        Case(lambda n: {"users": [{"name": "made"}]}, on_cluster(Operation.DESCRIBE)),
+    ),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (
         Case(
             lambda n: {

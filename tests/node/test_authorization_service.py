@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+from tests.node.support_authorization import DeniesEverything
 
 from chronik.authorization.acls import ANONYMOUS, Operation, ResourceType
 from chronik.node.membership.authorization import AUDIT_INTERVAL_S, AUDITED_MAX, LOGGED_CHARS_MAX, DenialAudit
@@ -124,45 +125,19 @@ def test_a_controller_without_an_authorizer_refuses_requests_of_nodes_that_have_
     assert [line["event"] for line in lines] == ["authorizer_missing"]
 
 
-class Recorded:
-    """Decisions that deny everything and record what was requested."""
-
-    def __init__(self) -> None:
-        self.questions: list[tuple[Any, ...]] = []
-
-    def allows(
-        self,
-        principal: str,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-        *,
-        is_audited: bool,
-        api: str = "",
-    ) -> bool:
-        self.questions.append((principal, host, operation, name, is_audited, api))
-        return False
-
-    def allows_any(
-        self, principal: str, host: str, operation: Operation, resource_type: ResourceType, *, api: str = ""
-    ) -> bool:
-        return False
-
-
 def test_an_access_names_the_client_and_its_api_and_audits_only_requests() -> None:
-    decisions = Recorded()
+    decisions = DeniesEverything()
     access = Access("User:alice", "10.0.0.1", decisions).for_api("Fetch")
     assert not access.allows(Operation.READ, TOPIC, "a")
     assert not access.sees(TOPIC, "a")
     assert access.authorized_operations(ResourceType.GROUP, "g") == 0
     assert not access.allows_any(Operation.WRITE, TOPIC)
     client = ("User:alice", "10.0.0.1")
-    assert decisions.questions[:2] == [
-        (*client, Operation.READ, "a", True, "Fetch"),
-        (*client, Operation.DESCRIBE, "a", False, ""),
+    assert decisions.requested[:2] == [
+        (*client, Operation.READ, TOPIC, "a", True, "Fetch"),
+        (*client, Operation.DESCRIBE, TOPIC, "a", False, ""),
     ]
-    assert not any(is_audited for *_, is_audited, _ in decisions.questions[1:])
+    assert not any(is_audited for *_, is_audited, _ in decisions.requested[1:])
 
 
 def test_an_open_access_allows_everything() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
+from tests.node.support_authorization import DeniesEverything
 from tests.node.support_quotas import Client, QuotaWorld
 
 from chronik.authorization.acls import Operation, ResourceType
@@ -131,33 +132,9 @@ def test_validate_only_changes_nothing_and_reports_the_same() -> None:
         world.run(story(world))
 
 
-class Nothing:
-    """An authorizer that allows nothing, and remembers what was requested."""
-
-    def __init__(self) -> None:
-        self.requested: list[tuple[Operation, ResourceType]] = []
-
-    def allows(
-        self,
-        principal: str,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-        *,
-        is_audited: bool,
-        api: str = "",
-    ) -> bool:
-        self.requested.append((operation, resource_type))
-        return False
-
-    def allows_any(self, *_: object, **__: object) -> bool:
-        return False
-
-
 def test_quotas_need_rights_on_the_cluster() -> None:
     async def story(world: QuotaWorld) -> None:
-        client, decisions = await Client.open(), Nothing()
+        client, decisions = await Client.open(), DeniesEverything()
         (connection,) = world.broker.server._connections
         connection.access = Access("User:mallory", "10.0.0.1", decisions)
         assert (
@@ -165,7 +142,8 @@ def test_quotas_need_rights_on_the_cluster() -> None:
         ).error_code is ErrorCode.cluster_authorization_failed
         assert (await client.describe()).error_code is ErrorCode.cluster_authorization_failed
         cluster = ResourceType.CLUSTER
-        assert decisions.requested == [(Operation.ALTER_CONFIGS, cluster), (Operation.DESCRIBE_CONFIGS, cluster)]
+        requested = [(operation, resource_type) for _, _, operation, resource_type, *_ in decisions.requested]
+        assert requested == [(Operation.ALTER_CONFIGS, cluster), (Operation.DESCRIBE_CONFIGS, cluster)]
         assert not world.broker.image.client_quotas
 
     with QuotaWorld() as world:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from chronik.authorization.acl_filter import AclFilter
 from chronik.cli.options import with_cluster
-from chronik.client.acls import Acls, AclSelection
+from chronik.client.acls import Acls
 from chronik.client.cluster import Cluster
 from chronik.client.groups import Groups
 from chronik.client.quotas import Quotas
@@ -88,7 +89,7 @@ class TestCluster(TemporaryCluster):
             for user in await Users(cluster).list():
                 await Users(cluster).delete(user.name, list(user.iterations))
             if self.is_secured:
-                await Acls(cluster).delete(AclSelection())
+                await Acls(cluster).delete(AclFilter())
 
         self._run(delete)
 

@@ -36,6 +36,7 @@ from chronik.node.serving.access import Access, Decisions, NoRights
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.failure_delays import FailureDelays
 from chronik.node.serving.key_source import KeySource
+from chronik.node.serving.limited_log import LimitedLog
 from chronik.node.serving.users_file import UsersFile
 from chronik.observe.metrics import api_name
 from chronik.wire.api import ApiKey
@@ -56,8 +57,6 @@ FAILURE_DELAY_MS_MAX = 10_000
 """Less than the time that clients wait for an answer, usually 30 s."""
 FAILURES_PENDING_MAX = 16
 """Failures of one address whose delays have not passed. With this many, its next attempt waits."""
-FAILURES_LOGGED_MAX = 10
-FAILURES_LOGGED_S = 5.0
 USER_SHOWN_CHARACTERS_MAX = 128
 
 UNAUTHENTICATED_APIS = (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
@@ -124,8 +123,7 @@ class Authentication:
         self._waiting: dict[asyncio.Event, None] = {}
         """The clients that wait. Their event ends the wait early."""
         self._is_stopping = False
-        self._logged = 0
-        self._logged_from_s = 0.0
+        self._log_failure = LimitedLog(runtime, "authentication_failed", "authentications_failed")
 
     async def start(self) -> None:
         """Load the users file and the key set. Raise ConfigError if one cannot be used."""
@@ -245,23 +243,15 @@ class Authentication:
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def _count_failure(self, client: ClientAuthentication, refused: Refused, delay_s: float) -> None:
-        now_s, mechanism = self.loop.time(), client.mechanism
         failures = self.metrics.authentication_failures
-        failures[mechanism] = failures.get(mechanism, 0) + 1
-        if now_s - self._logged_from_s > FAILURES_LOGGED_S:
-            if self._logged > FAILURES_LOGGED_MAX:
-                self.log.warning("authentications_failed", count=self._logged)
-            self._logged, self._logged_from_s = 0, now_s
-        self._logged += 1
-        if self._logged <= FAILURES_LOGGED_MAX:
-            self.log.warning(
-                "authentication_failed",
-                client=client.address,
-                mechanism=mechanism,
-                user=refused.name[:USER_SHOWN_CHARACTERS_MAX],
-                reason=refused.reason,
-                delay_s=delay_s,
-            )
+        failures[client.mechanism] = failures.get(client.mechanism, 0) + 1
+        self._log_failure(
+            client=client.address,
+            mechanism=client.mechanism,
+            user=refused.name[:USER_SHOWN_CHARACTERS_MAX],
+            reason=refused.reason,
+            delay_s=delay_s,
+        )
 
     # -- connections that have not authenticated -----------------------------------------------------------------------
 
