@@ -120,8 +120,8 @@ class Authentication:
         self._verifying = asyncio.Semaphore(VERIFICATIONS_MAX)
         self._unauthenticated: dict[str, dict[Connection, asyncio.TimerHandle]] = {}
         self._unauthenticated_count = 0
-        self._waiting: dict[asyncio.Event, None] = {}
-        """The clients that wait. Their event ends the wait early."""
+        self._waiting: dict[ClientAuthentication, asyncio.Future[None]] = {}
+        """The clients that wait. A result ends the wait early."""
         self._is_stopping = False
         self._log_failure = LimitedLog(runtime, "authentication_failed", "authentications_failed")
 
@@ -137,8 +137,8 @@ class Authentication:
     def end_delays(self) -> None:
         """Answer refused clients at once: the node is stopping."""
         self._is_stopping = True
-        for is_over in self._waiting:
-            is_over.set()
+        for client in list(self._waiting):
+            self.wake(client)
 
     async def stop(self) -> None:
         for source in (self._users, self._keys):
@@ -178,13 +178,13 @@ class Authentication:
         is_new, address = client.name is None, client.address
         if isinstance(exchange, OAuthServer):
             await self._load_key(message)
-        while not (client.is_over.is_set() or self._is_stopping):
+        while not (client.has_gone or self._is_stopping):
             async with self._verifying if exchange.is_blocking else nullcontext():
                 wait_s = self._delays.begin(address, self.loop.time()) if is_new else 0.0
                 if not wait_s:
                     outcome = client.checked(await self._respond(exchange, message))
                     break
-            await self._wait(client.is_over, wait_s)
+            await self._wait(client, wait_s)
         else:
             return None
         is_refused, now_s, delay_s = isinstance(outcome, Refused), self.loop.time(), 0.0
@@ -195,7 +195,7 @@ class Authentication:
         if isinstance(outcome, Refused):
             self._count_failure(client, outcome, delay_s)
             if not self._is_stopping:
-                await self._wait(client.is_over, delay_s)
+                await self._wait(client, delay_s)
         return outcome
 
     async def _load_key(self, message: bytes) -> None:
@@ -224,15 +224,21 @@ class Authentication:
             # Neither text nor values of the error: they may contain what the client sent.
             self.log.error("authentication_error", error=type(error).__name__, at=_place_of(error))
 
-    async def _wait(self, is_over: asyncio.Event, wait_s: float) -> None:
-        """Wait, at most until the event. It is set when the node stops, too."""
-        self._waiting[is_over] = None
+    async def _wait(self, client: ClientAuthentication, wait_s: float) -> None:
+        """Wait, at most until `wake`."""
+        woken = self._waiting[client] = self.loop.create_future()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await is_over.wait()
+                    await woken
         finally:
-            del self._waiting[is_over]
+            self._waiting.pop(client, None)
+
+    def wake(self, client: ClientAuthentication) -> None:
+        """End the client's wait, if it waits: its connection is closed, or the node is stopping."""
+        woken = self._waiting.pop(client, None)
+        if woken is not None and not woken.done():
+            woken.set_result(None)
 
     async def check_password(self, name: str, password: str) -> bool:
         """Return whether `name` is a user with this password: for logins other than SASL, which delay failures."""
@@ -312,8 +318,8 @@ class ClientAuthentication:
         self.mechanism = ""
         self._exchange: ServerExchange | None = None
         self.address = connection.client_host
-        self.is_over = asyncio.Event()
-        """The connection is closed, or the node is stopping."""
+        self.has_gone = False
+        """Whether the connection is closed."""
         self.name: str | None = None
         """The user of the last session; None before the first one."""
         self._authenticated_s = 0.0
@@ -352,7 +358,8 @@ class ClientAuthentication:
         return True
 
     def closed(self) -> None:
-        self.is_over.set()
+        self.has_gone = True
+        self._shared.wake(self)
         self._shared.settle(self._connection)
 
     # -- the two requests ----------------------------------------------------------------------------------------------
