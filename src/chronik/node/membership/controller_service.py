@@ -82,8 +82,9 @@ class ControllerService:
         self._log = runtime.log.bind(component="controller")
         self._controller: Controller | None = None
         self._running: asyncio.Task[None] | None = None
-        self.charge_creation: Callable[[str, str, int], None] | None = None
-        """Charges partitions to the quota of a principal and client id; raises KafkaError if it is used up."""
+        self.charge_creation: Callable[[str, str, Callable[[], int]], None] | None = None
+        """Charges partitions to the quota of a principal and client id, if it has one; raises KafkaError if it is used
+        up."""
         self._wake = asyncio.Event()
         self._waiters: list[tuple[ClusterImage, asyncio.Future[None]]] = []
 
@@ -226,8 +227,8 @@ class ControllerService:
         """Create a topic; return when the live brokers serve it."""
         config, env = self._runtime.config, self._runtime.env
         if new.charged_to is not None and self.charge_creation is not None:
-            planned = plan_topic(self._metadata.image, config, env, new)
-            self.charge_creation(*new.charged_to, len(planned.partitions))
+            image = self._metadata.image
+            self.charge_creation(*new.charged_to, lambda: len(plan_topic(image, config, env, new).partitions))
         events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new))
         await self.applied_everywhere()
         created = next(event.topic for event in events if isinstance(event, TopicCreated))

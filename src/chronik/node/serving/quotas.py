@@ -160,11 +160,14 @@ class ClientQuotas:
         is_strict = request.api_version >= strict_from
         return self._mutations_of(request.access.principal, request.client_id or "", request, is_strict=is_strict)
 
-    def charge_creation(self, principal: str, client_id: str, partitions: int) -> None:
-        """Charge a topic that a Metadata request creates. Raise THROTTLING_QUOTA_EXCEEDED if the quota is used up."""
+    def charge_creation(self, principal: str, client_id: str, count: Callable[[], int]) -> None:
+        """Charge a topic that a Metadata request creates. Raise THROTTLING_QUOTA_EXCEEDED if the quota is used up.
+
+        `count` plans the topic, and returns its number of partitions.
+        """
         quota = self._mutations_of(principal, client_id, None, is_strict=True)
         if quota is not None:
-            quota.charge(partitions)
+            quota.charge(count())
 
     def _mutations_of(
         self, principal: str, client_id: str, request: Request | None, *, is_strict: bool
