@@ -210,3 +210,20 @@ def test_every_response_with_the_field_reports_the_throttle_time() -> None:
 
     with QuotaWorld() as world:
         world.run(story(world))
+
+
+async def test_topics_created_through_several_nodes_share_the_quota_of_the_controller(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, default_replication_factor=1, num_partitions=1) as nodes:
+        brokers = await nodes.start_all()
+        clients = [Client(await nodes.client(broker)) for broker in brokers]
+        await clients[0].set_quotas({"client-id": "harness"}, controller_mutation_rate=0.1)
+        await until(lambda: all(broker.image.client_quotas for broker in brokers))
+        codes = []
+        for number in range(9):
+            values = {"topics": [{"name": f"auto-{number}"}], "allow_auto_topic_creation": True}
+            answer = await clients[number % 3].call(ApiKey.METADATA, values)
+            codes.append(answer.topics[0].error_code)
+        # The bucket holds 1.1 tokens, and the second topic leaves a debt.
+        assert codes == [ErrorCode.none] * 2 + [ErrorCode.leader_not_available] * 7
+        charged = [broker.metrics.throttled_requests["controller_mutation"] for broker in brokers]
+        assert sorted(charged) == [0, 0, 7]
