@@ -190,11 +190,36 @@ async def test_waiting_client_gets_no_verdict_from_a_node_that_stops(executor: T
     assert sum(node.runtime.metrics.authentication_failures.values()) == len(refused)
 
 
-async def test_password_is_checked_for_other_logins(executor: ThreadPoolExecutor, tmp_path: Path) -> None:
-    path = tmp_path / "users"
+def users_file(folder: Path) -> str:
+    path = folder / "users"
     path.touch(0o600)
     path.write_text("alice:wonderland\n")
-    node = Node(executor, users_file=str(path))
+    return str(path)
+
+
+async def test_client_that_authenticates_again_does_not_wait_for_failures_of_its_address(
+    executor: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "REAUTHENTICATION_INTERVAL_S_MIN", 0.0)
+    node = Node(executor, users_file=users_file(tmp_path), failure_delay_ms=600_000)
+    await node.shared.start()
+    try:
+        client, answer = await begun(node, b"wonderland")
+        async with asyncio.timeout(20):
+            await answer
+            refused = [await begun(node, b"wrong") for _ in range(authentication.FAILURES_PENDING_MAX)]
+            while sum(node.runtime.metrics.authentication_failures.values()) < len(refused):
+                await asyncio.sleep(0.01)
+            assert client.gate.handshake("PLAIN", with_frames=False) is ErrorCode.none
+            await client.gate.authenticate(b"\0alice\0wonderland")
+            node.shared.end_delays()
+            await asyncio.gather(*(answer for _, answer in refused), return_exceptions=True)
+    finally:
+        await node.shared.stop()
+
+
+async def test_password_is_checked_for_other_logins(executor: ThreadPoolExecutor, tmp_path: Path) -> None:
+    node = Node(executor, users_file=users_file(tmp_path))
     await node.shared.start()
     try:
         assert await node.shared.check_password("alice", "wonderland")
