@@ -150,7 +150,9 @@ class Session:
             raise BrokenPromise(f"{refused} refusals for one connection")
         if not is_settled:
             self._outcomes["waits"] += 1
-            self._wait(transport, left, zlib.crc32(data))
+            if not has_tokens:
+                # Otherwise the node refused SaslHandshake 0, and a request that was not looked at may wait.
+                self._wait(transport, left, zlib.crc32(data))
         elif transport.was_closed and not transport.end_was_seen:
             self._outcomes["closed"] += 1
             if refused != 1 and not _may_close_silently(left, internal) and not _was_refused(transport):
