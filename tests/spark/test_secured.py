@@ -48,4 +48,4 @@ def test_spark_reads_writes_and_lands_over_sasl_ssl(
     # The marker of the transaction has an offset, and is no row.
     assert landed(tmp_path / "tables" / "copies") == [(partition, at) for partition in range(2) for at in range(50)]
     refused = command(*land, "-b", secured.bootstrap)
-    assert refused.code != 0 and "speaks TLS" in refused.err
+    assert refused.code != 0 and "if its listener uses TLS, set security.protocol" in refused.err
