@@ -22,9 +22,10 @@ from bench.secure_clients import RawClient, check_tls, open_and_close
 from bench.servers import MECHANISM, Server
 from bench.workloads import CONSUMERS, KILOBYTE_RECORD, MEGABYTE, PARTITIONS, SETTLE_S, Life, figure_of, warm_up
 from chronik.authentication.scram import ITERATIONS_MIN
+from chronik.authorization.acl_filter import AclFilter
 from chronik.authorization.acls import AclBinding, Operation, PatternType, Permission, ResourceType
 from chronik.cli.options import with_cluster
-from chronik.client.acls import Acls, AclSelection
+from chronik.client.acls import Acls
 from chronik.client.cluster import Cluster
 from chronik.client.properties import ClientSettings
 from chronik.client.users import Users
@@ -146,7 +147,7 @@ async def _create_acls(cluster: Cluster) -> None:
     for first in range(0, ACLS, ACLS_AT_ONCE):
         await acls.create(bindings[first : first + ACLS_AT_ONCE])
     deadline_s = time.monotonic() + ACLS_KNOWN_S_MAX
-    while (known := len(await acls.list(AclSelection()))) < ACLS:
+    while (known := len(await acls.list(AclFilter()))) < ACLS:
         if time.monotonic() > deadline_s:
             raise NotMeasured(f"the authorizer has {known} of {ACLS} ACLs after {ACLS_KNOWN_S_MAX:g} s")
         await asyncio.sleep(POLL_S)

@@ -9,6 +9,8 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.tokens import AUDIENCE, ISSUER, NOW_MS, claims, key_set, private_key, public_jwk, token
 
 from chronik.authentication.oauth import (
@@ -202,6 +204,37 @@ def test_refused_client_gets_the_error_as_json_first(message: bytes, reason: str
     assert isinstance(outcome, Refused)
     assert reason in outcome.reason
     assert isinstance(node.respond(OAuthClient(token()).first()), Refused)
+
+
+VALID = OAuthClient(token()).first()
+ODD_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*claims(), "alg", "kid"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.binary(max_size=200)
+    | st.tuples(st.integers(0, len(VALID) - 1), st.integers(1, 255)).map(
+        lambda flip: VALID[: flip[0]] + bytes((VALID[flip[0]] ^ flip[1],)) + VALID[flip[0] + 1 :]
+    )
+    | st.integers(0, len(VALID) - 1).map(lambda end: VALID[:end])
+    | st.tuples(ODD_JSON, ODD_JSON, st.text(max_size=8)).map(
+        lambda parts: OAuthClient(f"{encoded(parts[0])}.{encoded(parts[1])}.{parts[2]}").first()
+    )
+)
+def test_no_damaged_or_odd_message_raises_or_names_another_user(message: bytes) -> None:
+    key_id_of(message)
+    node = server()
+    outcome = node.respond(message)
+    if isinstance(outcome, Authenticated):
+        # The last character of the signature has bits without a meaning, for example.
+        assert outcome.name == "alice"
+    else:
+        assert isinstance(outcome, Challenge)
+        assert isinstance(node.respond(b"\x01"), Refused)
 
 
 def test_valid_token_after_a_refused_one_does_not_count() -> None:

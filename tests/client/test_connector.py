@@ -67,6 +67,14 @@ async def test_a_mechanism_that_is_not_enabled_lists_the_enabled_ones() -> None:
             await Connector(alice()).open(*broker.address)
 
 
+async def test_a_broker_that_offers_a_weaker_mechanism_gets_no_password() -> None:
+    """A downgrade: with PLAIN, whoever is in the middle would read the password."""
+    async with SecureBroker({"alice": "sesame"}, mechanisms=("PLAIN",)) as broker:
+        with pytest.raises(AuthenticationFailed, match="does not offer SCRAM-SHA-512; it offers PLAIN"):
+            await Connector(alice()).open(*broker.address)
+        assert broker.times_asked(ApiKey.SASL_AUTHENTICATE) == 0
+
+
 async def test_a_broker_that_does_not_know_the_password_is_an_impostor() -> None:
     async with SecureBroker({"alice": "sesame"}) as broker:
         answers = iter([None, b""])

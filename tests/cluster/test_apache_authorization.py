@@ -139,15 +139,6 @@ def places(value: Any, path: str = "") -> Iterator[tuple[str, object]]:
             yield from places(getattr(value, field.name), f"{path}.{field.name}")
 
 
-NOT_COMPARED = (
-    ApiKey.DESCRIBE_CLIENT_QUOTAS,
-    ApiKey.ALTER_CLIENT_QUOTAS,
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
-)
-"""One of these requests gets no answer from Apache Kafka within a minute; which one, and why, is not known yet."""
-
-
 def test_refusals_equal_those_of_apache_kafka(kafka: ApacheKafka, start_node: StartNode) -> None:
     node = start_node(authorization={"enabled": True, "allow_everyone_if_no_acl_found": True}, auto_create_topics=False)
     with closing(Side(node.bootstrap)) as ours, closing(Side(kafka.bootstrap)) as theirs:
@@ -161,11 +152,11 @@ def differing(ours: Side, theirs: Side) -> Iterator[str]:
         for side in (ours, theirs):
             side.close_resources(resource_type, name)
         for key in (*(key for key in CASES if key not in LAST), *LAST):
-            if key in NOT_COMPARED:
-                continue
             if key in (ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS) and resource_type is not CLUSTER:
                 continue  # They are still allowed, and would change the ACLs.
             for number, case in enumerate(CASES[key]):
+                if case is CASES[ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS][0]:
+                    continue  # Kafka does not answer a refused request for all users: its error needs their list.
                 if case is CASES[ApiKey.FETCH][1] and resource_type is not CLUSTER:
                     continue  # Kafka lets a client with CLUSTER_ACTION fetch as a replica; here only nodes may.
                 lowest, highest = case.versions or versions[key]

@@ -24,9 +24,10 @@ from tests.node.support_sasl import log_in, write_users
 from tests.node.support_wire import ConnectionEnded, WireClient
 from tests.support.eventually import eventually
 
+from chronik.authorization.acl_filter import AclFilter
 from chronik.authorization.acls import ANONYMOUS, AclBinding, Operation, PatternType, Permission, ResourceType
 from chronik.cli.options import with_cluster
-from chronik.client.acls import Acls, AclSelection
+from chronik.client.acls import Acls, filter_values
 from chronik.client.cluster import Cluster
 from chronik.client.errors import ClientError
 from chronik.client.properties import ClientSettings
@@ -235,7 +236,7 @@ class ClusterSecurity:
         def is_known() -> bool:
             for node in nodes.responsive:
                 with nodes.connect(node.id) as client:
-                    listed = client.call(ApiKey.DESCRIBE_ACLS, 3, AclSelection().values())
+                    listed = client.call(ApiKey.DESCRIBE_ACLS, 3, filter_values(AclFilter()))
                 assert sum(len(resource.acls) for resource in listed.resources) == len(rights), f"node {node.id}"
             return True
 
@@ -246,7 +247,7 @@ class ClusterSecurity:
     def dismiss(self, nodes: Nodes) -> None:
         """Remove all rights at the end of a round."""
         self._logins = None
-        self._administer(nodes, lambda online: Acls(online).delete(AclSelection()))
+        self._administer(nodes, lambda online: Acls(online).delete(AclFilter()))
 
     def _login(self, nodes: Nodes, name: str) -> Login:
         addresses = (node.kafka._replace(port=node.kafka.port - PORT_BELOW_KAFKA) for node in nodes)

@@ -9,11 +9,13 @@ import pytest
 
 from chronik.node.serving import server
 from chronik.node.serving.api import Handler
+from chronik.node.serving.authentication import ClientAuthentication
 from chronik.node.serving.connection import Request
 from chronik.observe.logging import Logger
 from chronik.storage.log import Log
 from chronik.testing.fuzz.campaign import Result, campaign
 from chronik.testing.fuzz.fuzzer import Finding, Fuzzer, replay
+from chronik.testing.fuzz.ways import SASL, UNPROVEN
 from chronik.wire.api import ApiKey
 
 FINDINGS = sorted((Path(__file__).parent / "findings").glob("*.txt"))
@@ -39,6 +41,9 @@ def test_a_short_fuzzer_run_sends_every_request_type_and_finds_no_violation(tmp_
     fuzzer.finish()
     for outcome in ("answered", "closed", "waits"):
         assert result.outcomes[outcome] > 0, result.outcomes
+    # Before and after authentication, inside TLS and beside it.
+    for state in ("SASL", "before SASL", "TLS", "raw TLS"):
+        assert result.outcomes[f"way: {state}"] > 20, result.outcomes
     # Coverage guides the fuzzer: it keeps inputs beyond its corpus if they reach new code.
     assert result.edges > 3_000
     assert result.kept > 100
@@ -127,6 +132,14 @@ def test_the_fuzzer_finds_a_connection_that_is_closed_without_a_reason(monkeypat
 
     monkeypatch.setattr(server.Server, "run_request", abort)
     assert "without a word" in (found_with(ApiKey.HEARTBEAT) or "")
+
+
+def test_the_fuzzer_finds_a_request_that_is_served_before_authentication(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientAuthentication, "admits", lambda self, frame: True)
+    fuzzer = Fuzzer(SEED)
+    frame = next(sample.frame for sample in fuzzer.samples if sample.key == ApiKey.METADATA)
+    found = fuzzer.run(bytes((SASL | UNPROVEN,)) + frame)
+    assert found is not None and "before authentication" in found.broken
 
 
 def test_the_fuzzer_finds_an_acknowledged_record_that_a_crash_loses(monkeypatch: pytest.MonkeyPatch) -> None:

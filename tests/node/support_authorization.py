@@ -104,6 +104,24 @@ def _codes(value: Any) -> Iterator[ErrorCode]:
             yield from _codes(getattr(value, field.name))
 
 
+class DeniesEverything:
+    """Decisions that record what was requested, and which denials were audited."""
+
+    def __init__(self) -> None:
+        self.requested: list[tuple[str, str, Operation, ResourceType, str]] = []
+        self.denials: list[tuple[object, ...]] = []
+
+    def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        self.requested.append((principal, host, operation, resource_type, name))
+        return False
+
+    def allows_any(self, *_: object) -> bool:
+        return False
+
+    def denied(self, *denial: object) -> None:
+        self.denials.append(denial)
+
+
 @dataclass(frozen=True)
 class Names:
     """What a request names, and its version."""
@@ -564,7 +582,10 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
             on_cluster(Operation.ALTER_CONFIGS),
         ),
     ),
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (Case(lambda n: {"users": None}, on_cluster(Operation.DESCRIBE)),),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (
+        Case(lambda n: {"users": None}, on_cluster(Operation.DESCRIBE)),
+        Case(lambda n: {"users": [{"name": "made"}]}, on_cluster(Operation.DESCRIBE)),
+    ),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (
         Case(
             lambda n: {

@@ -65,8 +65,10 @@ class WireClient:
         host: str = "127.0.0.1",
         timeout_s: float = ANSWER_TIMEOUT_S,
         client_id: str | None = "wire-test",
+        source: str = "",
     ) -> None:
-        self.socket = socket.create_connection((host, port), timeout_s)
+        """`source` is the address of this client; the default is the system's choice."""
+        self.socket = socket.create_connection((host, port), timeout_s, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._client_id = client_id
         self._correlation_id = 0

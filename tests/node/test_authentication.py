@@ -160,11 +160,66 @@ async def test_refused_client_waits_for_its_delay_unless_the_node_stops(executor
             await answer
 
 
-async def test_password_is_checked_for_other_logins(executor: ThreadPoolExecutor, tmp_path: Path) -> None:
-    path = tmp_path / "users"
+async def begun(node: Node, password: bytes) -> tuple[Client, asyncio.Future[object]]:
+    """Return a client that has sent a password, and its answer."""
+    client = node.connect()
+    client.gate.handshake("PLAIN", with_frames=False)
+    answer = asyncio.ensure_future(client.gate.authenticate(b"\0alice\0" + password))
+    return client, answer
+
+
+async def test_waiting_client_gets_no_verdict_from_a_node_that_stops(executor: ThreadPoolExecutor) -> None:
+    node = Node(executor, failure_delay_ms=600_000)
+    refused = [await begun(node, b"wrong") for _ in range(authentication.FAILURES_PENDING_MAX)]
+    async with asyncio.timeout(20):
+        while sum(node.runtime.metrics.authentication_failures.values()) < len(refused):
+            await asyncio.sleep(0.01)
+    waiting = [await begun(node, b"wonderland") for _ in range(3)]
+    gone, answer = waiting.pop()
+    await asyncio.sleep(0)
+    gone.drop("the client disconnects")
+    with pytest.raises(KafkaError):
+        async with asyncio.timeout(5):
+            await answer
+    node.shared.end_delays()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(answer for _, answer in (*refused, *waiting)), return_exceptions=True)
+    # Refused clients get their answer before the end. The others are closed first, so that no answer follows.
+    assert [client.end for client, _ in refused] == [None] * len(refused)
+    assert [client.end for client, _ in waiting] == ["closed"] * len(waiting)
+    assert sum(node.runtime.metrics.authentication_failures.values()) == len(refused)
+
+
+def users_file(folder: Path) -> str:
+    path = folder / "users"
     path.touch(0o600)
     path.write_text("alice:wonderland\n")
-    node = Node(executor, users_file=str(path))
+    return str(path)
+
+
+async def test_client_that_authenticates_again_does_not_wait_for_failures_of_its_address(
+    executor: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "REAUTHENTICATION_INTERVAL_S_MIN", 0.0)
+    node = Node(executor, users_file=users_file(tmp_path), failure_delay_ms=600_000)
+    await node.shared.start()
+    try:
+        client, answer = await begun(node, b"wonderland")
+        async with asyncio.timeout(20):
+            await answer
+            refused = [await begun(node, b"wrong") for _ in range(authentication.FAILURES_PENDING_MAX)]
+            while sum(node.runtime.metrics.authentication_failures.values()) < len(refused):
+                await asyncio.sleep(0.01)
+            assert client.gate.handshake("PLAIN", with_frames=False) is ErrorCode.none
+            await client.gate.authenticate(b"\0alice\0wonderland")
+            node.shared.end_delays()
+            await asyncio.gather(*(answer for _, answer in refused), return_exceptions=True)
+    finally:
+        await node.shared.stop()
+
+
+async def test_password_is_checked_for_other_logins(executor: ThreadPoolExecutor, tmp_path: Path) -> None:
+    node = Node(executor, users_file=users_file(tmp_path))
     await node.shared.start()
     try:
         assert await node.shared.check_password("alice", "wonderland")
@@ -226,9 +281,10 @@ async def test_unknown_key_id_loads_the_keys_again_but_not_often(executor: Threa
     await node.shared.start()
     try:
 
-        async def outcome(key_id: str) -> Outcome:
+        async def outcome(key_id: str) -> Outcome | None:
             exchange = node.shared.new_exchange("OAUTHBEARER")
-            return await node.shared.respond(exchange, OAuthClient(token_now(key_id=key_id)).first())
+            message = OAuthClient(token_now(key_id=key_id)).first()
+            return await node.shared.attempt(exchange, message, node.connect().gate)
 
         assert isinstance(await outcome("rsa"), Authenticated)
         assert issuer.requests == 1

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+from tests.node.support_authorization import DeniesEverything
 
 from chronik.authorization.acls import ANONYMOUS, Operation, ResourceType
 from chronik.node.membership.authorization import AUDIT_INTERVAL_S, AUDITED_MAX, LOGGED_CHARS_MAX, DenialAudit
@@ -124,33 +125,15 @@ def test_a_controller_without_an_authorizer_refuses_requests_of_nodes_that_have_
     assert [line["event"] for line in lines] == ["authorizer_missing"]
 
 
-class Recorded:
-    """Decisions that deny everything and record what was requested."""
-
-    def __init__(self) -> None:
-        self.questions: list[tuple[Any, ...]] = []
-        self.denials: list[tuple[Any, ...]] = []
-
-    def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        self.questions.append((principal, host, operation, resource_type, name))
-        return False
-
-    def allows_any(self, *_: object) -> bool:
-        return False
-
-    def denied(self, *denial: Any) -> None:
-        self.denials.append(denial)
-
-
 def test_an_access_names_the_client_and_its_api_and_audits_only_requests() -> None:
-    decisions = Recorded()
+    decisions = DeniesEverything()
     access = Access("User:alice", "10.0.0.1", decisions).for_api("Fetch")
     assert not access.allows(Operation.READ, TOPIC, "a")
     assert not access.sees(TOPIC, "a")
     assert access.authorized_operations(ResourceType.GROUP, "g") == 0
     assert not access.allows_any(Operation.WRITE, TOPIC)
     client = ("User:alice", "10.0.0.1")
-    assert decisions.questions[:2] == [
+    assert decisions.requested[:2] == [
         (*client, Operation.READ, TOPIC, "a"),
         (*client, Operation.DESCRIBE, TOPIC, "a"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -145,9 +146,13 @@ async def test_node_without_a_certificate_is_refused_on_the_internal_port(cluste
     port = cluster.nodes.internal_port(1)
     stranger = Certificates(tmp_path / "stranger")
     strangers: list[ssl.SSLContext | None] = [None, cluster.certificates.client()]
-    foreign = cluster.certificates.client()
-    foreign.load_cert_chain(stranger.folder / "node.pem", stranger.folder / "node.key")
-    strangers.append(foreign)
+    since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=3)
+    cluster.certificates.issue("expired", "127.0.0.1", since=since, days=1)
+    strangers.append(cluster.certificates.client("expired"))
+    for name in ("node", "ca"):
+        foreign = cluster.certificates.client()
+        foreign.load_cert_chain(stranger.folder / f"{name}.pem", stranger.folder / f"{name}.key")
+        strangers.append(foreign)
     for context in strangers:
         with pytest.raises(ClientError):
             await Connection.open("127.0.0.1", port, ssl=context, timeout_s=5.0)
@@ -155,11 +160,12 @@ async def test_node_without_a_certificate_is_refused_on_the_internal_port(cluste
     def reasons() -> set[str]:
         return {line["reason"] for line in cluster.nodes.events(1, "connection_refused")}
 
-    await until(lambda: len(reasons()) >= 3, "each refusal is logged")
+    await until(lambda: len(reasons()) >= len(strangers), "each refusal is logged")
     texts = " ".join(reasons())
     assert "speaks plaintext to a TLS listener" in texts
     assert "has no certificate" in texts
-    assert "certificate was refused: unable to get local issuer" in texts
+    for reason in ("unable to get local issuer", "self-signed", "certificate has expired"):
+        assert f"certificate was refused: {reason}" in texts
 
 
 @pytest.mark.timeout(60)

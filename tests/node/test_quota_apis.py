@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
+from tests.node.support_authorization import DeniesEverything
 from tests.node.support_quotas import Client, QuotaWorld
 
 from chronik.authorization.acls import Operation, ResourceType
@@ -131,26 +132,9 @@ def test_validate_only_changes_nothing_and_reports_the_same() -> None:
         world.run(story(world))
 
 
-class Nothing:
-    """An authorizer that allows nothing, and remembers what was requested."""
-
-    def __init__(self) -> None:
-        self.requested: list[tuple[Operation, ResourceType]] = []
-
-    def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        self.requested.append((operation, resource_type))
-        return False
-
-    def allows_any(self, *_: object) -> bool:
-        return False
-
-    def denied(self, *_: object) -> None:
-        pass
-
-
 def test_quotas_need_rights_on_the_cluster() -> None:
     async def story(world: QuotaWorld) -> None:
-        client, decisions = await Client.open(), Nothing()
+        client, decisions = await Client.open(), DeniesEverything()
         (connection,) = world.broker.server._connections
         connection.access = Access("User:mallory", "10.0.0.1", decisions)
         assert (
@@ -158,7 +142,8 @@ def test_quotas_need_rights_on_the_cluster() -> None:
         ).error_code is ErrorCode.cluster_authorization_failed
         assert (await client.describe()).error_code is ErrorCode.cluster_authorization_failed
         cluster = ResourceType.CLUSTER
-        assert decisions.requested == [(Operation.ALTER_CONFIGS, cluster), (Operation.DESCRIBE_CONFIGS, cluster)]
+        requested = [(operation, resource_type) for _, _, operation, resource_type, *_ in decisions.requested]
+        assert requested == [(Operation.ALTER_CONFIGS, cluster), (Operation.DESCRIBE_CONFIGS, cluster)]
         assert not world.broker.image.client_quotas
 
     with QuotaWorld() as world:
@@ -225,3 +210,20 @@ def test_every_response_with_the_field_reports_the_throttle_time() -> None:
 
     with QuotaWorld() as world:
         world.run(story(world))
+
+
+async def test_topics_created_through_several_nodes_share_the_quota_of_the_controller(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, default_replication_factor=1, num_partitions=1) as nodes:
+        brokers = await nodes.start_all()
+        clients = [Client(await nodes.client(broker)) for broker in brokers]
+        await clients[0].set_quotas({"client-id": "harness"}, controller_mutation_rate=0.1)
+        await until(lambda: all(broker.image.client_quotas for broker in brokers))
+        codes = []
+        for number in range(9):
+            values = {"topics": [{"name": f"auto-{number}"}], "allow_auto_topic_creation": True}
+            answer = await clients[number % 3].call(ApiKey.METADATA, values)
+            codes.append(answer.topics[0].error_code)
+        # The bucket holds 1.1 tokens, and the second topic leaves a debt.
+        assert codes == [ErrorCode.none] * 2 + [ErrorCode.leader_not_available] * 7
+        charged = [broker.metrics.throttled_requests["controller_mutation"] for broker in brokers]
+        assert sorted(charged) == [0, 0, 7]

@@ -369,6 +369,33 @@ async def mutation_story(world: QuotaWorld) -> None:
     assert {"d", "e"} <= world.broker.image.topics.keys()
 
 
+def test_topics_that_metadata_requests_create_are_charged_to_the_mutation_quota() -> None:
+    async def story(world: QuotaWorld) -> None:
+        client, other = await Client.open("limited"), await Client.open("free")
+        await client.set_quotas({"client-id": "limited"}, controller_mutation_rate=1)
+
+        async def created(client: Client, name: str) -> ErrorCode:
+            answer = await client.call(ApiKey.METADATA, {"topics": [{"name": name}], "allow_auto_topic_creation": True})
+            code: ErrorCode = answer.topics[0].error_code
+            return code
+
+        seconds = elapsed(world)
+        codes = [await created(client, f"auto-{number}") for number in range(40)]
+        assert set(codes) == {ErrorCode.none, ErrorCode.leader_not_available}
+        made = codes.count(ErrorCode.none)
+        # The bucket holds 11 tokens, and the last topic may leave a debt.
+        assert 11 <= made <= 12 + seconds()
+        assert len(world.broker.image.topics) == made
+        assert await created(client, "auto-0") is ErrorCode.none, "an existing topic is described, not created"
+        assert await created(other, "another") is ErrorCode.none
+        await asyncio.sleep(3)
+        assert await created(client, "later") is ErrorCode.none
+
+    with QuotaWorld() as world:
+        world.run(story(world))
+        assert world.broker.metrics.throttled_requests["controller_mutation"] > 20
+
+
 # -- connections -------------------------------------------------------------------------------------------------------
 
 

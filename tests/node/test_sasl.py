@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -335,17 +336,19 @@ def test_authenticate_after_success_is_an_illegal_state_and_changes_nothing(clie
     assert is_served(client)
 
 
-def test_failures_and_successes_are_counted_by_mechanism(sasl_node: Node) -> None:
-    def counted(name: str) -> float:
-        line = f'chronik_{name}_total{{mechanism="SCRAM-SHA-256"}}'
-        found = [each for each in sasl_node.get("/metrics").splitlines() if each.startswith(line)]
-        return float(found[0].split()[1]) if found else 0.0
+def counted(node: Node, name: str) -> float:
+    line = f'chronik_{name}_total{{mechanism="SCRAM-SHA-256"}}'
+    found = [each for each in node.get("/metrics").splitlines() if each.startswith(line)]
+    return float(found[0].split()[1]) if found else 0.0
 
-    before = counted("authentications"), counted("authentication_failures")
+
+def test_failures_and_successes_are_counted_by_mechanism(sasl_node: Node) -> None:
+    names = ("authentications", "authentication_failures")
+    before = [counted(sasl_node, name) for name in names]
     for password in (PASSWORDS["admin"], "wrong"):
         with connect(sasl_node) as client:
             log_in(client, "SCRAM-SHA-256", "admin", password)
-    assert (counted("authentications"), counted("authentication_failures")) == (before[0] + 1, before[1] + 1)
+    assert [counted(sasl_node, name) for name in names] == [before[0] + 1, before[1] + 1]
 
 
 def test_secrets_are_not_in_the_log_nor_on_the_page(sasl_node: Node) -> None:
@@ -353,6 +356,19 @@ def test_secrets_are_not_in_the_log_nor_on_the_page(sasl_node: Node) -> None:
     assert "authentication_failed" in text
     for secret in (*PASSWORDS.values(), "stored_key", "server_key"):
         assert secret not in text
+
+
+def test_name_of_a_client_cannot_add_a_line_to_the_log(sasl_node: Node) -> None:
+    name = 'mallory\n{"event": "broker_active"}\r\n\x1b[2J'
+    with connect(sasl_node) as client:
+        assert log_in(client, "SCRAM-SHA-256", name).error_code is ErrorCode.sasl_authentication_failed
+
+    def lines() -> list[str]:
+        return [line for line in sasl_node.log_text().splitlines() if "mallory" in line]
+
+    eventually(lambda: lines() or '"count"' in sasl_node.log_text())
+    for line in lines():
+        assert json.loads(line)["user"] == name and "\x1b" not in line
 
 
 # -- delays ------------------------------------------------------------------------------------------------------------
@@ -368,11 +384,37 @@ def test_failures_of_an_address_are_answered_later_and_later(start_node: StartNo
             taken_s.append(time.monotonic() - started_s)
     for least_s, took_s in zip((0.1, 0.1, 0.1, 0.2, 0.4), taken_s, strict=True):
         assert took_s >= least_s
-    # Right credentials are not delayed.
+
+
+def test_attacker_who_hangs_up_tries_no_more_passwords_than_one_who_waits(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    most = authentication.FAILURES_PENDING_MAX
+    node = start_node(security={"protocol": "SASL_PLAINTEXT"}, sasl=sasl(tmp_path, failure_delay_ms=600_000))
+
+    def guess() -> None:
+        with connect(node) as client:
+            client.socket.settimeout(0.05)
+            with suppress(TimeoutError, ConnectionEnded):
+                log_in(client, "SCRAM-SHA-256", "alice", "wrong")
+
+    def guesses() -> float:
+        return counted(node, "authentication_failures")
+
+    for _ in range(most - 1):
+        guess()
+    eventually(lambda: guesses() == most - 1)
+    # A client with the right password at the same address is served while the failures are pending.
     with connect(node) as client:
-        started_s = time.monotonic()
-        assert log_in(client, "PLAIN", "alice").error_code is ErrorCode.none
-        assert time.monotonic() - started_s < 0.4
+        assert log_in(client, "SCRAM-SHA-256", "alice").error_code is ErrorCode.none
+        assert is_served(client)
+        for _ in range(50):
+            guess()
+        eventually(lambda: guesses() == most)
+        assert is_served(client)
+    with connect(node, source="127.0.0.2") as client:
+        assert log_in(client, "SCRAM-SHA-256", "alice").error_code is ErrorCode.none
+    assert guesses() == most
 
 
 # -- re-authentication -------------------------------------------------------------------------------------------------

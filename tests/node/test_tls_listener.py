@@ -121,14 +121,21 @@ async def test_expired_client_certificate_is_refused(scene: Scene) -> None:
     assert scene.principals() == []
 
 
-async def test_client_certificate_of_another_authority_is_refused(scene: Scene, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"), [("node", "unable to get local issuer certificate"), ("ca", "self-signed certificate")]
+)
+async def test_client_certificate_of_another_authority_is_refused(
+    scene: Scene, tmp_path: Path, name: str, reason: str
+) -> None:
+    """Also one that is its own authority."""
     await scene.start(client_auth="requested")
     stranger = Certificates(tmp_path / "stranger")
     client = scene.certificates.client()
-    client.load_cert_chain(stranger.folder / "node.pem", stranger.folder / "node.key")
+    client.load_cert_chain(stranger.folder / f"{name}.pem", stranger.folder / f"{name}.key")
     with pytest.raises(ClientError):
         await scene.connect(client)
-    await scene.logged("the client's certificate was refused: unable to get local issuer certificate")
+    await scene.logged(f"the client's certificate was refused: {reason}")
+    assert scene.principals() == []
 
 
 async def test_client_that_refuses_the_node_is_told_apart_in_the_log(scene: Scene, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tests.support.eventually import eventually
 from chronik.client.batches import Batches
 from chronik.client.cluster import Deadline
 from chronik.client.groups import Groups
+from chronik.client.properties import Target
 from chronik.client.topics import Topics
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.wire.api import ApiKey
@@ -26,7 +27,7 @@ def numbered(count: int, first: int = 0) -> list[NewRecord]:
     return [(b"k%d" % i, b"v%d" % i, (), NOW_MS + i) for i in range(first, first + count)]
 
 
-def create(bootstrap: str, topic: str, partitions: int = 1) -> None:
+def create(bootstrap: Target, topic: str, partitions: int = 1) -> None:
     with BlockingCluster(bootstrap) as cluster:
         cluster.run(Topics(cluster.cluster).create(topic, partitions, 1, FOREVER))
         # Apache Kafka knows a topic and elects its leaders some time after it has created it. Leaders list offsets.
@@ -34,24 +35,24 @@ def create(bootstrap: str, topic: str, partitions: int = 1) -> None:
         cluster.offsets([(topic, partition) for partition in range(partitions)], -1)
 
 
-def grow(bootstrap: str, topic: str, partitions: int) -> None:
+def grow(bootstrap: Target, topic: str, partitions: int) -> None:
     with BlockingCluster(bootstrap) as cluster:
         cluster.run(Topics(cluster.cluster).grow(topic, partitions))
 
 
-def delete(bootstrap: str, topic: str) -> None:
+def delete(bootstrap: Target, topic: str) -> None:
     with BlockingCluster(bootstrap) as cluster:
         cluster.run(Topics(cluster.cluster).delete(topic))
 
 
-def append(bootstrap: str, topic: str, partition: int, *batches: Sequence[NewRecord], codec: int = 0) -> None:
+def append(bootstrap: Target, topic: str, partition: int, *batches: Sequence[NewRecord], codec: int = 0) -> None:
     with BlockingCluster(bootstrap) as cluster:
         for records in batches:
             batch = encode_batch(records, codec=codec)
             cluster.run(Batches(cluster.cluster).append(topic, partition, batch))
 
 
-def trim(bootstrap: str, topic: str, partition: int, before: int) -> None:
+def trim(bootstrap: Target, topic: str, partition: int, before: int) -> None:
     """Move the log start offset to `before`, as retention does."""
     asked = {"name": topic, "partitions": [{"partition_index": partition, "offset": before}]}
 
@@ -64,11 +65,11 @@ def trim(bootstrap: str, topic: str, partition: int, before: int) -> None:
         cluster.run(ask(cluster))
 
 
-def committed(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
+def committed(bootstrap: Target, group: str) -> dict[tuple[str, int], int]:
     with BlockingCluster(bootstrap) as cluster:
         return cluster.run(Groups(cluster.cluster).committed(group))
 
 
-def alter(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
+def alter(bootstrap: Target, topic: str, configs: Mapping[str, str]) -> None:
     with BlockingCluster(bootstrap) as cluster:
         cluster.run(Topics(cluster.cluster).alter_configs(topic, configs))

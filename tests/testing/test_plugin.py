@@ -73,6 +73,66 @@ def test_every_test_finds_all_nodes_up_and_no_topics(chronik_cluster):
 """
 
 
+SECURE_SUITE = """
+from pathlib import Path
+import subprocess, sys
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError
+
+
+def settings(cluster, user=None, password=None):
+    security = cluster.client_settings.security
+    return {
+        "bootstrap_servers": cluster.bootstrap,
+        "security_protocol": security.protocol,
+        "sasl_mechanism": security.mechanism,
+        "sasl_plain_username": user or security.username,
+        "sasl_plain_password": password or security.password,
+        "ssl_cafile": security.authorities,
+    }
+
+
+def chronik(cluster, *arguments, password=""):
+    command = [sys.executable, "-m", "chronik.cli", *arguments, "--properties", cluster.properties]
+    subprocess.run(command, input=password + "\\n", text=True, check=True, timeout=60)
+
+
+def put(topic, value, **settings):
+    producer = KafkaProducer(**settings)
+    try:
+        producer.send(topic, value, partition=0).get(timeout=20)
+    finally:
+        producer.close(timeout=5)
+
+
+def test_users_have_the_rights_that_a_test_gives_them(secure_chronik_cluster):
+    cluster = secure_chronik_cluster
+    topic = cluster.topic(partitions=1)
+    chronik(cluster, "user", "create", "alice", password="wonderland-1")
+    alice = settings(cluster, "alice", "wonderland-1")
+    with pytest.raises(KafkaError):
+        put(topic, b"refused", max_block_ms=5_000, **alice)
+    chronik(cluster, "acl", "add", "--principal", "User:alice", "--operation", "WRITE", "--topic", topic)
+    put(topic, b"written", **alice)
+    consumer = KafkaConsumer(consumer_timeout_ms=10_000, **settings(cluster))
+    consumer.assign([TopicPartition(topic, 0)])
+    consumer.seek_to_beginning()
+    assert [record.value for record in consumer][:1] == [b"written"]
+    consumer.close()
+    Path("pids").write_text(" ".join(str(node.process.pid) for node in cluster.nodes))
+
+
+def test_every_test_finds_no_users_and_no_acls(secure_chronik_cluster):
+    for what in ("user", "acl", "quota"):
+        command = [sys.executable, "-m", "chronik.cli", what, "list", "--json", "--properties"]
+        done = subprocess.run([*command, secure_chronik_cluster.properties], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done
+        assert "alice" not in done.stdout
+"""
+
+
 def pytest_command(folder: Path, suite: str, settings: str = "") -> list[str]:
     (folder / "test_suite.py").write_text(suite)
     (folder / "pytest.ini").write_text(f"[pytest]\n{settings}\n")
@@ -86,11 +146,16 @@ def is_gone(pid: int) -> bool:
     return found is None or found[0] == "Z"
 
 
-def test_plugin_gives_user_tests_a_real_cluster_and_cleans_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("suite", "settings", "nodes"), [(SUITE, "", 3), (SECURE_SUITE, "chronik_nodes = 1", 1)], ids=["plain", "secure"]
+)
+def test_plugin_gives_user_tests_a_real_cluster_and_cleans_up(
+    tmp_path: Path, suite: str, settings: str, nodes: int
+) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     done = subprocess.run(
-        pytest_command(tmp_path, SUITE),
+        pytest_command(tmp_path, suite, settings),
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
@@ -100,7 +165,7 @@ def test_plugin_gives_user_tests_a_real_cluster_and_cleans_up(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stdout + done.stderr
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 3
+    assert len(pids) == nodes
     assert all(is_gone(pid) for pid in pids)
     assert list(temporary.iterdir()) == []
 

@@ -23,9 +23,9 @@ from tests.web.support_login import (
     users_with,
 )
 
+from chronik.node.serving.failure_delays import ADDRESSES_MAX
 from chronik.node.serving.signed import ID_BYTES, Claims, Kind, sign, verify
 from chronik.web.app import create_app
-from chronik.web.attempts import ADDRESSES_MAX, CHECKS_PER_ADDRESS_MAX, DELAY_S_MAX, FORGET_S, LoginDelays
 from chronik.web.guard import REVOKED_MAX, SESSION_IDLE_MS_MAX, SESSION_MS_MAX, TOKEN_SECONDS_MAX, Guard
 
 
@@ -287,50 +287,10 @@ async def test_ten_thousand_wrong_log_ins_keep_memory_flat() -> None:
         await fail(number)
     gc.collect()
     # About 2,000 new addresses; each that is remembered has a few blocks.
-    assert sys.getallocatedblocks() - blocks < 10_000
+    assert sys.getallocatedblocks() - blocks < 15_000
     assert statuses[401] > 4_000 and statuses[429] > 4_000
     assert statuses[401] + statuses[429] == ADDRESSES_MAX + 10_000
     await app.state.close()
-
-
-def test_delays_grow_are_bounded_and_end() -> None:
-    now_s = 0.0
-    delays = LoginDelays(lambda: now_s, 1.0)
-
-    def fail(host: str = "10.0.0.1") -> None:
-        assert delays.begin(host) == 0
-        delays.end(host, has_failed=True)
-
-    for expected_s in (1, 2, 4, 8, 16, DELAY_S_MAX, DELAY_S_MAX):
-        fail()
-        assert delays.begin("10.0.0.1") == expected_s
-        assert delays.begin("10.0.0.2") == 0
-        delays.end("10.0.0.2", has_failed=False)
-        now_s += expected_s
-    assert delays.begin("10.0.0.1") == 0  # a right password after the delay
-    assert delays.begin("10.0.0.1") > 0  # one at a time
-    delays.end("10.0.0.1", has_failed=False)
-    now_s += FORGET_S
-    fail()
-    assert delays.begin("10.0.0.1") == 1
-    fail("2001:db8::1")
-    assert delays.begin("2001:db8::ffff") == 1 and delays.begin("2001:db8:0:1::1") == 0
-
-
-def test_the_table_of_addresses_is_bounded() -> None:
-    delays = LoginDelays(lambda: 0.0, 1.0)
-    for number in range(ADDRESSES_MAX * 2):
-        host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
-        assert delays.begin(host) == 0
-        delays.end(host, has_failed=True)
-    assert len(delays) == ADDRESSES_MAX
-    assert delays.begin(host) == 1 and delays.begin("10.0.0.0") == 0
-
-
-def test_an_address_cannot_test_many_passwords_at_once() -> None:
-    delays = LoginDelays(lambda: 0.0, 1.0)
-    assert [delays.begin("10.0.0.1") for _ in range(CHECKS_PER_ADDRESS_MAX)] == [0.0] * CHECKS_PER_ADDRESS_MAX
-    assert delays.begin("10.0.0.1") > 0
 
 
 @secured

@@ -327,6 +327,27 @@ async def test_another_node_acts_for_a_user_or_for_itself(node: SecureNode, port
 @pytest.mark.parametrize(
     "path",
     [
+        "/api/topics/x%0d%0aSet-Cookie:%20stolen=1",
+        "/api/topics/orders/messages?partition=0%0d%0aSet-Cookie:%20stolen=1",
+        "/api/traces?topic=x%0aSet-Cookie:%20stolen=1",
+        "/page/x%0d%0a%0d%0a<script>",
+        "/api/tokens?seconds=1%0d%0aSet-Cookie:%20stolen=1",
+    ],
+)
+def test_no_value_of_a_request_becomes_a_header_of_the_response(path: str) -> None:
+    async def work(node: SecureNode, port: int) -> None:
+        for method in ("GET", "POST"):
+            answer = await send(port, method, path, basic("alice"))
+            assert answer.status in (400, 403, 404, 405), path
+            assert answer.cookies == {} and answer.header("set-cookie") is None
+            assert answer.header("content-type") == "application/json"
+
+    secured(work)()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
         "/page/../users.py",
         "/page/..%2fusers.py",
         "/page/%2e%2e/users.py",

@@ -24,6 +24,17 @@ class AclFilter(msgspec.Struct, frozen=True):
     permission: Permission = Permission.ANY
 
     @property
+    def is_exact(self) -> bool:
+        """Whether at most one ACL can match."""
+        return (
+            None not in (self.name, self.principal, self.host)
+            and self.resource_type != ResourceType.ANY
+            and self.pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)
+            and self.operation != Operation.ANY
+            and self.permission != Permission.ANY
+        )
+
+    @property
     def unknown_field(self) -> str | None:
         """The first field whose value this version does not know; such a filter is refused."""
         for field in ("resource_type", "pattern_type", "operation", "permission"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from chronik.authorization.acl_filter import AclFilter
 from chronik.authorization.acls import (
     CLUSTER_NAME,
     EVERY_PRINCIPAL,
@@ -22,7 +23,7 @@ from chronik.authorization.acls import (
 from chronik.cli.errors import CliError, say
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, with_controller
 from chronik.cli.output import print_json, print_table
-from chronik.client.acls import Acls, AclSelection
+from chronik.client.acls import Acls
 from chronik.client.cluster import Cluster
 
 app = typer.Typer(no_args_is_help=True, help="Add, list and remove ACLs: who may do what.")
@@ -38,6 +39,9 @@ OnGroup = Annotated[str | None, typer.Option("--group", metavar="G", help="A gro
 OnCluster = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
 OnTransactionalId = Annotated[str | None, typer.Option("--transactional-id", metavar="ID")]
 Prefixed = Annotated[bool, typer.Option("--prefixed", help="The name is a prefix.")]
+PrincipalFilter = Annotated[str | None, typer.Option("--principal", metavar="P", help=PRINCIPAL_HELP)]
+OperationFilter = Annotated[str | None, typer.Option("--operation", metavar="O")]
+HostFilter = Annotated[str | None, typer.Option("--host", metavar="H")]
 Deny = Annotated[bool, typer.Option("--deny", help="Deny, which takes precedence over allow.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -84,15 +88,15 @@ def add(
 
 @app.command("list")
 def list_acls(
-    principal: Annotated[str | None, typer.Option("--principal", metavar="P", help=PRINCIPAL_HELP)] = None,
-    operation: Annotated[str | None, typer.Option("--operation", metavar="O")] = None,
+    principal: PrincipalFilter = None,
+    operation: OperationFilter = None,
     topic: OnTopic = None,
     group: OnGroup = None,
     cluster: OnCluster = False,
     transactional_id: OnTransactionalId = None,
     prefixed: Prefixed = False,
     deny: Annotated[bool, typer.Option("--deny", help="Only those that deny.")] = False,
-    host: Annotated[str | None, typer.Option("--host", metavar="H")] = None,
+    host: HostFilter = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
@@ -108,15 +112,15 @@ def list_acls(
 
 @app.command()
 def remove(
-    principal: Annotated[str | None, typer.Option("--principal", metavar="P", help=PRINCIPAL_HELP)] = None,
-    operation: Annotated[str | None, typer.Option("--operation", metavar="O")] = None,
+    principal: PrincipalFilter = None,
+    operation: OperationFilter = None,
     topic: OnTopic = None,
     group: OnGroup = None,
     cluster: OnCluster = False,
     transactional_id: OnTransactionalId = None,
     prefixed: Prefixed = False,
     deny: Annotated[bool, typer.Option("--deny", help="An ACL that denies.")] = False,
-    host: Annotated[str | None, typer.Option("--host", metavar="H")] = None,
+    host: HostFilter = None,
     yes: Yes = False,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -127,8 +131,8 @@ def remove(
     if None not in (principal, operation, resource):
         # The defaults of `add`: what it added, the same words remove.
         permission = Permission.DENY if deny else Permission.ALLOW
-        selection = dataclasses.replace(selection, host=host or WILDCARD, permission=permission)
-    if selection == AclSelection():
+        selection = msgspec.structs.replace(selection, host=host or WILDCARD, permission=permission)
+    if selection == AclFilter():
         raise CliError("name what to remove: --principal, --operation, --topic, ...; chronik acl list shows all")
     if not (yes or selection.is_exact):
         matching = with_controller(bootstrap, lambda online: Acls(online).list(selection))
@@ -160,11 +164,11 @@ def _selection(
     prefixed: bool,
     deny: bool,
     host: str | None,
-) -> AclSelection:
+) -> AclFilter:
     if prefixed and resource is None:
         raise CliError("--prefixed needs --topic, --group or --transactional-id")
     pattern = PatternType.ANY if resource is None else PatternType.PREFIXED if prefixed else PatternType.LITERAL
-    return AclSelection(
+    return AclFilter(
         ResourceType.ANY if resource is None else resource[0],
         None if resource is None else resource[1],
         pattern,

@@ -178,7 +178,8 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         from chronik.node.environment import Environment
         from chronik.node.membership.cluster_secret import SECRET_VARIABLE
         from chronik.node.runtime import Runtime
-        from chronik.node.serving.tls import NodeTls, RefusalLog, TlsAcceptor
+        from chronik.node.serving.limited_log import LimitedLog
+        from chronik.node.serving.tls import NodeTls, TlsAcceptor
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
         from chronik.raft.store import StoreError
@@ -214,7 +215,13 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
             tls.start()
         if tls is not None and config.security.http_tls:
             http = f"https://{http}"
-            acceptor = TlsAcceptor(runtime, tls, lambda contexts: contexts.web, RefusalLog(runtime))
+            refusals = LimitedLog(runtime, "connection_refused", "connections_refused")
+            acceptor = TlsAcceptor(
+                runtime,
+                tls,
+                lambda contexts: contexts.web,
+                lambda client, reason: refusals(client=client, reason=reason),
+            )
         web = WebServer(create_app(node), http_socket, acceptor)
         await web.start()  # before recovery, which may be slow: /healthz reports alive, /readyz not ready
         try:

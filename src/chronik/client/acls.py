@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from chronik.authorization.acl_filter import AclFilter
 from chronik.authorization.acls import AclBinding, Operation, PatternType, Permission, ResourceType
 from chronik.client.cluster import Cluster
 from chronik.client.errors import raise_for
 from chronik.wire.api import ApiKey
-
-
-@dataclass(frozen=True, slots=True)
-class AclSelection:
-    """Which ACLs to list or delete; ANY and None select all."""
-
-    resource_type: ResourceType = ResourceType.ANY
-    name: str | None = None
-    pattern_type: PatternType = PatternType.ANY
-    principal: str | None = None
-    host: str | None = None
-    operation: Operation = Operation.ANY
-    permission: Permission = Permission.ANY
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether at most one ACL can match."""
-        return (
-            None not in (self.name, self.principal, self.host)
-            and self.resource_type != ResourceType.ANY
-            and self.pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)
-            and self.operation != Operation.ANY
-            and self.permission != Permission.ANY
-        )
-
-    def values(self) -> dict[str, Any]:
-        return {
-            "resource_type_filter": self.resource_type,
-            "resource_name_filter": self.name,
-            "pattern_type_filter": self.pattern_type,
-            "principal_filter": self.principal,
-            "host_filter": self.host,
-            "operation": self.operation,
-            "permission_type": self.permission,
-        }
 
 
 class Acls:
@@ -71,7 +36,7 @@ class Acls:
 
         await self._cluster.call(ApiKey.CREATE_ACLS, {"creations": creations}, check)
 
-    async def list(self, selection: AclSelection) -> Sequence[AclBinding]:
+    async def list(self, selected: AclFilter) -> Sequence[AclBinding]:
         def read(response: Any) -> Sequence[AclBinding]:
             raise_for(response, "listing ACLs")
             return sorted(
@@ -83,9 +48,9 @@ class Acls:
                 key=_order,
             )
 
-        return await self._cluster.call(ApiKey.DESCRIBE_ACLS, selection.values(), read)
+        return await self._cluster.call(ApiKey.DESCRIBE_ACLS, filter_values(selected), read)
 
-    async def delete(self, selection: AclSelection) -> Sequence[AclBinding]:
+    async def delete(self, selected: AclFilter) -> Sequence[AclBinding]:
         """Delete all ACLs that match; return them."""
 
         def read(response: Any) -> Sequence[AclBinding]:
@@ -97,7 +62,20 @@ class Acls:
                     deleted.append(_binding(match, match.pattern_type, match))
             return sorted(deleted, key=_order)
 
-        return await self._cluster.call(ApiKey.DELETE_ACLS, {"filters": [selection.values()]}, read)
+        return await self._cluster.call(ApiKey.DELETE_ACLS, {"filters": [filter_values(selected)]}, read)
+
+
+def filter_values(selected: AclFilter) -> dict[str, Any]:
+    """Return the filter as fields of a request."""
+    return {
+        "resource_type_filter": selected.resource_type,
+        "resource_name_filter": selected.name,
+        "pattern_type_filter": selected.pattern_type,
+        "principal_filter": selected.principal,
+        "host_filter": selected.host,
+        "operation": selected.operation,
+        "permission_type": selected.permission,
+    }
 
 
 def _binding(resource: Any, pattern_type: int, acl: Any) -> AclBinding:

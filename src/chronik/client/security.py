@@ -24,8 +24,10 @@ from typing import Any, Literal
 from chronik.authentication.clients import MECHANISMS
 from chronik.authentication.sasl import OAUTHBEARER
 
-Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-PROTOCOLS: tuple[Protocol, ...] = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+PROTOCOLS: tuple[SecurityProtocol, ...] = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+TLS_PROTOCOLS = ("SSL", "SASL_SSL")
+SASL_PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL")
 DEFAULT_AUTHORITIES = ("", "probe")
 TOKEN_BYTES_MAX = 64 * 1024
 
@@ -54,7 +56,7 @@ class SecuritySettingError(ValueError):
 class ClientSecurity:
     """The security of a client's connections. Secrets are not in the repr."""
 
-    protocol: Protocol = "PLAINTEXT"
+    protocol: SecurityProtocol = "PLAINTEXT"
     mechanism: str = ""
     username: str = ""
     password: str = field(default="", repr=False)
@@ -71,11 +73,11 @@ class ClientSecurity:
 
     @property
     def uses_tls(self) -> bool:
-        return self.protocol in ("SSL", "SASL_SSL")
+        return self.protocol in TLS_PROTOCOLS
 
     @property
     def uses_sasl(self) -> bool:
-        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+        return self.protocol in SASL_PROTOCOLS
 
     @property
     def has_secret(self) -> bool:
@@ -182,7 +184,7 @@ def parse_security(properties: Mapping[str, str]) -> tuple[ClientSecurity, dict[
     return ClientSecurity(protocol=protocol, checks_certificate=verification == "true", **sasl, **tls), others
 
 
-def _protocol(text: str) -> Protocol:
+def _protocol(text: str) -> SecurityProtocol:
     protocol = text.strip().upper() or "PLAINTEXT"
     if protocol not in PROTOCOLS:
         raise SecuritySettingError(f"security.protocol={text} is unknown: use {', '.join(PROTOCOLS)}")

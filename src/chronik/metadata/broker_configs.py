@@ -97,6 +97,7 @@ STATIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _static("broker.id", _I, "This node's id."),
         _static("broker.rack", _S, "This node's rack; replicas are spread over racks."),
         _static("connections.max.idle.ms", _L, "How long an idle connection is kept."),
+        _static("connections.max.reauth.ms", _L, "How long a client stays authenticated; 0 means while connected."),
         _static("default.replication.factor", _I, "The replication factor of a topic that is created without one."),
         _static("delete.topic.enable", _B, "Whether topics can be deleted."),
         _static(

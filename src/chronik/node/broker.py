@@ -147,6 +147,7 @@ class Broker:
         self.age_clock = AgeClock(loop.time, env.wall_ms, log)
         self.deadlines = Deadlines(loop)
         self.quotas = ClientQuotas(runtime)
+        member.controller.charge_creation = self.quotas.charge_creation
         self.connection_quotas = ConnectionQuotas(runtime)
         self.topics = Topics(self.metadata, member.client, self.host.applied)
         self.groups = GroupService(

@@ -51,6 +51,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from chronik.client.endpoint import Endpoint, EndpointError
+from chronik.client.security import SASL_PROTOCOLS, TLS_PROTOCOLS, SecurityProtocol
 from chronik.groups.assignors import ASSIGNORS
 from chronik.metadata.image import DEFAULT_LISTENER
 from chronik.observe.logging import LogLevelError, LogLevels, parse_levels
@@ -94,7 +95,6 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     internal: str
 
 
-SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 
@@ -117,11 +117,11 @@ class ListenerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def uses_tls(self) -> bool:
-        return self.protocol in ("SSL", "SASL_SSL")
+        return self.protocol in TLS_PROTOCOLS
 
     @property
     def uses_sasl(self) -> bool:
-        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+        return self.protocol in SASL_PROTOCOLS
 
 
 class Security(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

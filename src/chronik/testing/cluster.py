@@ -6,10 +6,14 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from chronik.authorization.acl_filter import AclFilter
 from chronik.cli.options import with_cluster
+from chronik.client.acls import Acls
 from chronik.client.cluster import Cluster
 from chronik.client.groups import Groups
+from chronik.client.quotas import Quotas
 from chronik.client.topics import Topics
+from chronik.client.users import Users
 from chronik.local.errors import LocalClusterError
 from chronik.local.security import CLIENT_PROPERTIES
 from chronik.local.temporary_cluster import TemporaryCluster
@@ -69,7 +73,10 @@ class TestCluster(TemporaryCluster):
             raise LocalClusterError(f"replicas were not in sync within {HEALED_TIMEOUT_S:g} s: see {self.folder}")
 
     def tidy(self) -> None:
-        """Delete all topics and groups, so that the next test starts with none."""
+        """Delete all topics, groups, quotas, users and ACLs, so that the next test starts with none.
+
+        The administrator stays: it is not in the metadata.
+        """
 
         async def delete(cluster: Cluster) -> None:
             for name, topic in sorted((await cluster.layout()).topics.items()):
@@ -77,6 +84,12 @@ class TestCluster(TemporaryCluster):
                     await _unless_gone(Topics(cluster).delete(name))
             for group in await Groups(cluster).list():
                 await _unless_gone(Groups(cluster).delete(group.group))
+            for quotas in await Quotas(cluster).list():
+                await Quotas(cluster).alter(quotas.entity, dict.fromkeys(quotas.values))
+            for user in await Users(cluster).list():
+                await Users(cluster).delete(user.name, list(user.iterations))
+            if self.is_secured:
+                await Acls(cluster).delete(AclFilter())
 
         self._run(delete)
 

@@ -9,8 +9,8 @@
 `secure_chronik_cluster` gives a test the same with TLS, SCRAM users and ACLs: `.properties` is the path of the
 administrator's client settings (librdkafka's names), and `.client_settings.security` has them parsed.
 
-The processes start once for a run of pytest; each test starts with all nodes up, no topics and no groups. Nothing is
-left behind, however the run ends.
+The processes start once for a run of pytest; each test starts with all nodes up, no topics and no groups, quotas,
+users or ACLs, except for the administrator. Nothing is left behind, however the run ends.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from starlette.responses import Response
 
 from chronik.authorization.acls import ANONYMOUS
 from chronik.node.serving.access import OPEN_ACCESS, Access
+from chronik.node.serving.failure_delays import FailureDelays
 from chronik.node.serving.signed import (
     ID_BYTES,
     Claims,
@@ -38,7 +39,6 @@ from chronik.node.serving.signed import (
 )
 from chronik.web import schemas
 from chronik.web.answers import JSON, Number, Parameters, Refusal, Visitor, json_answer
-from chronik.web.attempts import LoginDelays
 from chronik.web.node_view import NodeView
 from chronik.web.openapi import Need
 from chronik.web.safe_headers import host_and_port
@@ -52,6 +52,9 @@ TOKEN_SECONDS_MAX = 24 * 3_600
 TOKEN_SECONDS = Number("seconds", 1, TOKEN_SECONDS_MAX, default=3_600, description="The token's lifetime.")
 REVOKED_MAX = 10_000
 """Ended sessions that this node remembers. Beyond this, the one that expires first is forgotten."""
+FAILURE_DELAY_MS_MAX = 30_000
+FAILURES_PENDING_MAX = 1
+"""After a wrong password, the next one of the address is checked when the delay has passed."""
 CHECKS_MAX = 4
 CHECKS_WAITING_MAX = 64
 BODY_BYTES_MAX = 16 * 1024
@@ -84,7 +87,8 @@ class Guard:
         self._node = node
         self._is_on = node.security.http_login
         self._is_metrics_public = node.security.public_metrics
-        self._delays = LoginDelays(asyncio.get_running_loop().time, node.failure_delay_ms / 1000)
+        self._clock = asyncio.get_running_loop().time
+        self._delays = FailureDelays(node.failure_delay_ms, FAILURE_DELAY_MS_MAX, FAILURES_PENDING_MAX)
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._check_count = 0
         self._revoked: dict[bytes, int] = {}
@@ -236,7 +240,7 @@ class Guard:
         users, host, metrics = self._users(), _host(request), self._node.metrics
         if self._check_count >= CHECKS_WAITING_MAX:
             raise Refusal(503, f"{CHECKS_WAITING_MAX} log-ins are being checked, the limit: retry")
-        wait_s = self._delays.begin(host)
+        wait_s = self._delays.begin(host, self._clock())
         if wait_s > 0:
             metrics.http_logins["delayed"] += 1
             line = f"too many wrong passwords from this address: retry in {wait_s:.0f} s"
@@ -250,7 +254,7 @@ class Guard:
         finally:
             self._check_count -= 1
             # A client that disconnects while its password is checked has used its attempt, too.
-            self._delays.end(host, has_failed=principal is None)
+            self._delays.end(host, self._clock(), has_failed=principal is None)
         if principal is None:
             metrics.http_logins["refused"] += 1
             raise Refusal(401, WRONG)

@@ -231,6 +231,7 @@ def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
         "broker.id": config.node_id,
         "broker.rack": config.rack or "",
         "connections.max.idle.ms": config.connection_idle_ms_max,
+        "connections.max.reauth.ms": config.sasl.reauthenticate_ms,
         "default.replication.factor": config.default_replication_factor,
         "delete.topic.enable": True,
         "durability": config.durability,

@@ -3,7 +3,7 @@
 Behaviour
 - Lists the mechanisms and iterations of each user's credentials: of the named users, or of all without a list.
 - RESOURCE_NOT_FOUND: a named user without credentials. DUPLICATE_RESOURCE: a user named twice.
-- The client needs DESCRIBE on the cluster.
+- The client needs DESCRIBE on the cluster. A refused request has the error for each named user, too, as in Kafka.
 - Salts and keys never leave the node. Users of the users file are not listed: they have no stored credentials.
 Answered by the controller; other nodes forward the request to it.
 """
@@ -53,9 +53,15 @@ def _described(image: ClusterImage, user: str, count: int) -> Values:
     }
 
 
+def _failed(request: Request, code: ErrorCode) -> Values:
+    users = request.message.users or ()
+    results = [{"user": user.name, "error_code": code, "error_message": None, "credential_infos": []} for user in users]
+    return {"error_code": code, "error_message": None, "results": results}
+
+
 API = Api(
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
     (0, 0),
-    on_error=lambda request, code: {"error_code": code, "error_message": None, "results": []},
+    on_error=_failed,
     on_controller=True,
 )

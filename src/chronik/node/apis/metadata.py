@@ -4,7 +4,8 @@ Behaviour
 - Answered from this node's image: the live brokers, and the topics requested by name or id (an id takes precedence);
   null (in v0 an empty list) means all topics, an empty list none.
 - A topic that does not exist is created if the node's `auto_create_topics` and the request allow it, and the response
-  contains its leaders.
+  contains its leaders. Its partitions are charged to the client's `controller_mutation_rate` on the controller; while
+  that is used up, the topic has the error LEADER_NOT_AVAILABLE, after which clients retry.
 - If a leader has just failed, the response waits briefly for its successor, and still lists the failed node.
 - Brokers have the address of the listener by which the client came in. A broker that lacks it is not listed; the
   partitions that it leads have no leader and LISTENER_NOT_FOUND (before v6 LEADER_NOT_AVAILABLE).
@@ -33,6 +34,7 @@ from chronik.node.coordinators.group_service import GroupService
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.topic_plans import NewTopic
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
@@ -117,7 +119,7 @@ async def _find(node: Services, request: Request, entry: Any, may_create: bool) 
         check_topic_name(name)
         if not may_create:
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
-        created = await _create(node, name)
+        created = await _create(node, NewTopic(name, charged_to=(access.principal, request.client_id or "")))
         image = node.metadata.image
         return described_topic(image, created, _absent(image, request))
     except KafkaError as error:
@@ -134,21 +136,22 @@ def _requested_name(entry: Any) -> str | None:
     return name
 
 
-async def _create(node: Services, name: str) -> TopicImage:
+async def _create(node: Services, new: NewTopic) -> TopicImage:
     """Create a topic with the node's defaults, unless another client has just created it.
 
     This includes the topics of coordinators: lag tools request the offsets topic before any group exists.
     """
+    name = new.name
     try:
         if name == OFFSETS_TOPIC:
             await node.groups.topic.ensure_exists()
         elif name == TRANSACTIONS_TOPIC:
             await node.transactions.topic.ensure_exists()
         else:
-            await node.topics.create(name)
+            await node.topics.create(new)
     except KafkaError as error:
-        if error.code == ErrorCode.coordinator_not_available:
-            # A group error; metadata clients retry after LEADER_NOT_AVAILABLE.
+        if error.code in (ErrorCode.coordinator_not_available, ErrorCode.throttling_quota_exceeded):
+            # Not errors of this API; metadata clients retry after LEADER_NOT_AVAILABLE.
             raise KafkaError(ErrorCode.leader_not_available, error.message) from error
         if error.code != ErrorCode.topic_already_exists:
             raise

@@ -7,7 +7,7 @@ committed. One task asks `metadata.controller.Controller` which commands are due
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 from uuid import UUID
@@ -83,6 +83,9 @@ class ControllerService:
         self._log = runtime.log.bind(component="controller")
         self._controller: Controller | None = None
         self._running: asyncio.Task[None] | None = None
+        self.charge_creation: Callable[[str, str, Callable[[], int]], None] | None = None
+        """Charges partitions to the quota of a principal and client id, if it has one; raises KafkaError if it is used
+        up."""
         self._wake = asyncio.Event()
         self._waiters: list[tuple[ClusterImage, asyncio.Future[None]]] = []
 
@@ -224,6 +227,9 @@ class ControllerService:
     async def _create_topic(self, new: NewTopic) -> TopicCreatedResult:
         """Create a topic; return when the live brokers serve it."""
         config, env = self._runtime.config, self._runtime.env
+        if new.charged_to is not None and self.charge_creation is not None:
+            image = self._metadata.image
+            self.charge_creation(*new.charged_to, lambda: len(plan_topic(image, config, env, new).partitions))
         events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new))
         await self.applied_everywhere()
         created = next(event.topic for event in events if isinstance(event, TopicCreated))

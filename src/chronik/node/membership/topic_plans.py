@@ -28,7 +28,8 @@ DEFAULT = -1
 class NewTopic(msgspec.Struct, frozen=True, tag="create_topic"):
     """A requested topic, also as a call to the controller. -1 means the node's default.
 
-    `assignments` replaces `num_partitions` and `replication_factor`. `by_broker` allows internal topics.
+    `assignments` replaces `num_partitions` and `replication_factor`. `by_broker` allows internal topics. `charged_to`
+    is the principal and client id of the client whose Metadata request creates the topic: the controller charges it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class NewTopic(msgspec.Struct, frozen=True, tag="create_topic"):
     assignments: Mapping[int, Sequence[int]] = {}
     configs: Mapping[str, str | None] = {}
     by_broker: bool = False
+    charged_to: tuple[str, str] | None = None
 
 
 def plan_topic(image: ClusterImage, config: NodeConfig, env: Environment, new: NewTopic) -> CreateTopic:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -36,6 +36,7 @@ from chronik.node.serving.access import Access, Decisions, NoRights
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.failure_delays import FailureDelays
 from chronik.node.serving.key_source import KeySource
+from chronik.node.serving.limited_log import LimitedLog
 from chronik.node.serving.users_file import UsersFile
 from chronik.observe.metrics import api_name
 from chronik.wire.api import ApiKey
@@ -52,8 +53,10 @@ LINGER_S = 0.1
 """Between the answer to a refused client and the end of its connection. Some clients (kafka-python) do not read an
 answer that arrives together with the end, and would report a lost connection instead of wrong credentials."""
 NONCE_BYTES = 24
-FAILURES_LOGGED_MAX = 10
-FAILURES_LOGGED_S = 5.0
+FAILURE_DELAY_MS_MAX = 10_000
+"""Less than the time that clients wait for an answer, usually 30 s."""
+FAILURES_PENDING_MAX = 16
+"""Failures of one address whose delays have not passed. With this many, its next attempt waits."""
 USER_SHOWN_CHARACTERS_MAX = 128
 
 UNAUTHENTICATED_APIS = (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
@@ -113,13 +116,14 @@ class Authentication:
         )
         self._credentials_of: tuple[object, object] = (None, None)
         self._credentials = Credentials(self._secret, {}, {})
-        self._delays = FailureDelays(self.sasl.failure_delay_ms)
+        self._delays = FailureDelays(self.sasl.failure_delay_ms, FAILURE_DELAY_MS_MAX, FAILURES_PENDING_MAX)
         self._verifying = asyncio.Semaphore(VERIFICATIONS_MAX)
         self._unauthenticated: dict[str, dict[Connection, asyncio.TimerHandle]] = {}
         self._unauthenticated_count = 0
-        self._stopping = asyncio.Event()
-        self._logged = 0
-        self._logged_from_s = 0.0
+        self._waiting: dict[ClientAuthentication, asyncio.Future[None]] = {}
+        """The clients that wait. A result ends the wait early."""
+        self._is_stopping = False
+        self._log_failure = LimitedLog(runtime, "authentication_failed", "authentications_failed")
 
     async def start(self) -> None:
         """Load the users file and the key set. Raise ConfigError if one cannot be used."""
@@ -132,7 +136,9 @@ class Authentication:
 
     def end_delays(self) -> None:
         """Answer refused clients at once: the node is stopping."""
-        self._stopping.set()
+        self._is_stopping = True
+        for client in list(self._waiting):
+            self.wake(client)
 
     async def stop(self) -> None:
         for source in (self._users, self._keys):
@@ -163,23 +169,76 @@ class Authentication:
         # The newest credentials, when the message arrives: the client may take its time after the handshake.
         return ScramServer(mechanism, lambda *key: self.credentials.lookup(*key), nonce)
 
-    async def respond(self, exchange: ServerExchange, message: bytes) -> Outcome:
-        """Run one step of an exchange. An error inside the mechanism is a refusal."""
-        try:
-            if not exchange.is_blocking:
-                return exchange.respond(message)
-            if isinstance(exchange, OAuthServer) and self._keys is not None:
+    async def attempt(self, exchange: ServerExchange, message: bytes, client: ClientAuthentication) -> Outcome | None:
+        """Run one step of an exchange, and wait after a refusal. None if the client has gone before its turn.
+
+        A client that authenticates again has no turn: failures of other clients at its address must not interrupt it,
+        and it cannot try the passwords of other users.
+        """
+        is_new, address = client.name is None, client.address
+        if isinstance(exchange, OAuthServer):
+            await self._load_key(message)
+        while not (client.has_gone or self._is_stopping):
+            async with self._verifying if exchange.is_blocking else nullcontext():
+                wait_s = self._delays.begin(address, self.loop.time()) if is_new else 0.0
+                if not wait_s:
+                    outcome = client.checked(await self._respond(exchange, message))
+                    break
+            await self._wait(client, wait_s)
+        else:
+            return None
+        is_refused, now_s, delay_s = isinstance(outcome, Refused), self.loop.time(), 0.0
+        if is_new:
+            delay_s = self._delays.end(address, now_s, has_failed=is_refused)
+        elif is_refused:
+            delay_s = self._delays.failed(address, now_s)
+        if isinstance(outcome, Refused):
+            self._count_failure(client, outcome, delay_s)
+            if not self._is_stopping:
+                await self._wait(client, delay_s)
+        return outcome
+
+    async def _load_key(self, message: bytes) -> None:
+        """Load the keys again if they do not have the token's. The exchange refuses a token without a key."""
+        if self._keys is not None:
+            with self._logged_error():
                 key_id = await self.runtime.run_blocking(lambda: key_id_of(message))
                 await self._keys.refresh_for(key_id)
-            async with self._verifying:
-                if isinstance(exchange, PlainServer):
-                    # Here, since only the loop may read the property.
-                    exchange.credentials = self.credentials
-                return await self.runtime.run_blocking(lambda: exchange.respond(message))
+
+    async def _respond(self, exchange: ServerExchange, message: bytes) -> Outcome:
+        """Return the answer of the mechanism. An error inside it is a refusal."""
+        with self._logged_error():
+            if not exchange.is_blocking:
+                return exchange.respond(message)
+            if isinstance(exchange, PlainServer):
+                # Here, since only the loop may read the property.
+                exchange.credentials = self.credentials
+            return await self.runtime.run_blocking(lambda: exchange.respond(message))
+        return Refused("an error inside the mechanism")
+
+    @contextmanager
+    def _logged_error(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             # Neither text nor values of the error: they may contain what the client sent.
             self.log.error("authentication_error", error=type(error).__name__, at=_place_of(error))
-            return Refused("an error inside the mechanism")
+
+    async def _wait(self, client: ClientAuthentication, wait_s: float) -> None:
+        """Wait, at most until `wake`."""
+        woken = self._waiting[client] = self.loop.create_future()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await woken
+        finally:
+            self._waiting.pop(client, None)
+
+    def wake(self, client: ClientAuthentication) -> None:
+        """End the client's wait, if it waits: its connection is closed, or the node is stopping."""
+        woken = self._waiting.pop(client, None)
+        if woken is not None and not woken.done():
+            woken.set_result(None)
 
     async def check_password(self, name: str, password: str) -> bool:
         """Return whether `name` is a user with this password: for logins other than SASL, which delay failures."""
@@ -189,29 +248,16 @@ class Authentication:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    async def failed(self, mechanism: str, address: str, refused: Refused) -> None:
-        """Count and log a failure, and wait for the delay of its address."""
-        now_s = self.loop.time()
+    def _count_failure(self, client: ClientAuthentication, refused: Refused, delay_s: float) -> None:
         failures = self.metrics.authentication_failures
-        failures[mechanism] = failures.get(mechanism, 0) + 1
-        delay_s = self._delays.failed(address, now_s)
-        if now_s - self._logged_from_s > FAILURES_LOGGED_S:
-            if self._logged > FAILURES_LOGGED_MAX:
-                self.log.warning("authentications_failed", count=self._logged)
-            self._logged, self._logged_from_s = 0, now_s
-        self._logged += 1
-        if self._logged <= FAILURES_LOGGED_MAX:
-            self.log.warning(
-                "authentication_failed",
-                client=address,
-                mechanism=mechanism,
-                user=refused.name[:USER_SHOWN_CHARACTERS_MAX],
-                reason=refused.reason,
-                delay_s=delay_s,
-            )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._stopping.wait()
+        failures[client.mechanism] = failures.get(client.mechanism, 0) + 1
+        self._log_failure(
+            client=client.address,
+            mechanism=client.mechanism,
+            user=refused.name[:USER_SHOWN_CHARACTERS_MAX],
+            reason=refused.reason,
+            delay_s=delay_s,
+        )
 
     # -- connections that have not authenticated -----------------------------------------------------------------------
 
@@ -269,9 +315,12 @@ class ClientAuthentication:
         self._spawn = spawn
         self._frame_bytes_max = connection.frame_bytes_max
         self._state = State.HANDSHAKE
-        self._mechanism = ""
+        self.mechanism = ""
         self._exchange: ServerExchange | None = None
-        self._name: str | None = None
+        self.address = connection.client_host
+        self.has_gone = False
+        """Whether the connection is closed."""
+        self.name: str | None = None
         """The user of the last session; None before the first one."""
         self._authenticated_s = 0.0
         self._expires_s: float | None = None
@@ -281,6 +330,11 @@ class ClientAuthentication:
     @property
     def mechanisms(self) -> tuple[str, ...]:
         return self._shared.sasl.mechanisms
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the connection is about to be closed, and serves nothing until then."""
+        return self._state is State.FAILED
 
     def admits(self, frame: memoryview) -> bool:
         """Whether a request may run now. Raise MalformedRequest, with the reason, if the connection has to close."""
@@ -298,12 +352,14 @@ class ClientAuthentication:
             self._connection.hold()
             self._spawn(self._run_token(bytes(frame)))
             return False
-        if _key(frame) not in (UNAUTHENTICATED_APIS if self._name is None else SASL_APIS):
-            when = "before" if self._name is None else "during"
+        if _key(frame) not in (UNAUTHENTICATED_APIS if self.name is None else SASL_APIS):
+            when = "before" if self.name is None else "during"
             raise MalformedRequest(f"{api_name(_key(frame))} {when} authentication")
         return True
 
     def closed(self) -> None:
+        self.has_gone = True
+        self._shared.wake(self)
         self._shared.settle(self._connection)
 
     # -- the two requests ----------------------------------------------------------------------------------------------
@@ -318,7 +374,7 @@ class ClientAuthentication:
         elif self._state is not State.HANDSHAKE:
             self._close_soon()
             return ErrorCode.illegal_sasl_state
-        if mechanism not in self.mechanisms or (is_again and mechanism != self._mechanism):
+        if mechanism not in self.mechanisms or (is_again and mechanism != self.mechanism):
             self._close_soon()
             return ErrorCode.unsupported_sasl_mechanism
         try:
@@ -327,7 +383,7 @@ class ClientAuthentication:
             self._close_soon()
             return error.code
         self._state = State.EXCHANGE
-        self._mechanism = mechanism
+        self.mechanism = mechanism
         self.reads_tokens = with_frames
         return ErrorCode.none
 
@@ -335,7 +391,7 @@ class ClientAuthentication:
         """Run one step of the mechanism. Raise KafkaError, after the delay, if the client is refused."""
         exchange = self._exchange
         if self._state is not State.EXCHANGE or exchange is None or self.reads_tokens:
-            if self._name is None:
+            if self.name is None:
                 self._close_soon()
             raise KafkaError(
                 ErrorCode.illegal_sasl_state, "SaslAuthenticate is not expected now: send SaslHandshake first."
@@ -354,25 +410,30 @@ class ClientAuthentication:
             self._connection.release()
 
     async def _step(self, exchange: ServerExchange, message: bytes) -> Answer:
-        match await self._shared.respond(exchange, message):
+        match await self._shared.attempt(exchange, message, self):
             case Challenge(data=data):
                 return Answer(data)
             case Authenticated(name=name, data=data, expires_ms=expires_ms):
-                if self._name is None or self._name == name:
-                    return Answer(data, self._accept(name, expires_ms))
-                refused = Refused("another user in a re-authentication", name)
-            case Refused() as outcome:
-                refused = outcome
-        self._exchange = None
-        self._shared.postpone(self._connection)
-        self._state = State.FAILED
-        await self._shared.failed(self._mechanism, self._connection.client_host, refused)
+                return Answer(data, self._accept(name, expires_ms))
+            case None:
+                # It is closed, or the node is stopping: not a wrong password, which the client would report.
+                self._connection.close()
         self._close_soon()
         raise KafkaError(
             ErrorCode.sasl_authentication_failed,
             f"Authentication failed during authentication due to invalid credentials with SASL mechanism "
-            f"{self._mechanism}",
+            f"{self.mechanism}",
         )
+
+    def checked(self, outcome: Outcome) -> Outcome:
+        """Return the outcome, or a refusal if the session of another user would follow."""
+        if isinstance(outcome, Authenticated) and self.name not in (None, outcome.name):
+            outcome = Refused("another user in a re-authentication", outcome.name)
+        if isinstance(outcome, Refused):
+            self._exchange = None
+            self._state = State.FAILED
+            self._shared.postpone(self._connection)
+        return outcome
 
     def _accept(self, name: str, expires_ms: int | None) -> int:
         """Begin the session; return its lifetime in ms, 0 for no limit."""
@@ -383,12 +444,12 @@ class ClientAuthentication:
             limits_ms.append(max(1, expires_ms - shared.runtime.env.wall_ms()))
         lifetime_ms = min(limits_ms, default=0)
         now_s = shared.loop.time()
-        counts = shared.metrics.authentications if self._name is None else shared.metrics.reauthentications
-        counts[self._mechanism] = counts.get(self._mechanism, 0) + 1
+        counts = shared.metrics.authentications if self.name is None else shared.metrics.reauthentications
+        counts[self.mechanism] = counts.get(self.mechanism, 0) + 1
         self._exchange = None
         self._state = State.DONE
         self.reads_tokens = False
-        self._name = name
+        self.name = name
         self._authenticated_s = now_s
         self._expires_s = now_s + lifetime_ms / 1000 if lifetime_ms else None
         connection.access = Access(USER + name, connection.client_host, shared.decisions)

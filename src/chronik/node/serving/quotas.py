@@ -10,8 +10,8 @@ What is counted
 - `request_percentage`: the CPU time that the loop spends in the request's handler and, for all APIs but Produce and
   Fetch, in the steps of its task. Waits are not counted, nor threads, nor the tasks and other nodes that do a part of
   the work. 100 is one core. A client is throttled for at most one window at a time.
-- `controller_mutation_rate`: the partitions that CreateTopics, CreatePartitions and DeleteTopics create and delete, on
-  the controller.
+- `controller_mutation_rate`: the partitions that CreateTopics, CreatePartitions and DeleteTopics create and delete, and
+  those of topics that Metadata creates, on the controller.
 
 Requests of other nodes are exempt, as are those that authenticate a client: they do not have its name yet.
 """
@@ -157,12 +157,26 @@ class ClientQuotas:
 
         From version `strict_from` of its API on, a request over the quota is refused; older ones are only throttled.
         """
-        user, client_id = user_of(request.access.principal), request.client_id or ""
-        limit = self._table.limit(QuotaKey.CONTROLLER_MUTATION_RATE, user, client_id)
+        is_strict = request.api_version >= strict_from
+        return self._mutations_of(request.access.principal, request.client_id or "", request, is_strict=is_strict)
+
+    def charge_creation(self, principal: str, client_id: str, count: Callable[[], int]) -> None:
+        """Charge a topic that a Metadata request creates. Raise THROTTLING_QUOTA_EXCEEDED if the quota is used up.
+
+        `count` plans the topic, and returns its number of partitions.
+        """
+        quota = self._mutations_of(principal, client_id, None, is_strict=True)
+        if quota is not None:
+            quota.charge(count())
+
+    def _mutations_of(
+        self, principal: str, client_id: str, request: Request | None, *, is_strict: bool
+    ) -> MutationQuota | None:
+        limit = self._table.limit(QuotaKey.CONTROLLER_MUTATION_RATE, user_of(principal), client_id)
         if limit is None:
             return None
         bucket = self._mutations.use(limit.bucket, self.now_ms)
-        return MutationQuota(self, request, limit, bucket, is_strict=request.api_version >= strict_from)
+        return MutationQuota(self, request, limit, bucket, is_strict=is_strict)
 
     # -- throttling ----------------------------------------------------------------------------------------------------
 
@@ -349,10 +363,13 @@ class _Timed(Awaitable[T]):
 
 
 class MutationQuota:
-    """The quota of one request that creates or deletes partitions (KIP-599)."""
+    """The quota of one request that creates or deletes partitions (KIP-599).
+
+    Without a `request` another node has it, and throttles nothing: its client retries by itself.
+    """
 
     def __init__(
-        self, quotas: ClientQuotas, request: Request, limit: Limit, bucket: TokenBucket, *, is_strict: bool
+        self, quotas: ClientQuotas, request: Request | None, limit: Limit, bucket: TokenBucket, *, is_strict: bool
     ) -> None:
         self._quotas = quotas
         self._request = request
@@ -377,7 +394,8 @@ class MutationQuota:
 
     def _throttled(self, throttle_ms: int) -> None:
         self._quotas.throttled(QuotaKey.CONTROLLER_MUTATION_RATE, self._limit, throttle_ms)
-        self._request.throttle_ms = max(self._request.throttle_ms, throttle_ms)
+        if self._request is not None:
+            self._request.throttle_ms = max(self._request.throttle_ms, throttle_ms)
 
 
 def user_of(principal: str) -> str:

@@ -27,9 +27,6 @@ POLL_S = 1.0
 EXPIRY_WARNING_S = 14 * 86_400
 EXPIRY_LOGGED_EVERY_S = 86_400.0
 
-REFUSALS_LOGGED_MAX, REFUSALS_LOGGED_S = 10, 5.0
-"""This many refused connections are logged in this time."""
-
 HANDSHAKES_MAX = 1_024
 """Handshakes in progress on one server. Beyond this, the one that has been silent longest is dropped."""
 
@@ -343,21 +340,3 @@ def failure_reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return _REASONS.get(error.reason or "", f"the TLS handshake failed: {error.reason or 'protocol error'}")
     return f"the TLS handshake failed: {error}"
-
-
-class RefusalLog:
-    """Logs refused connections at a limited rate, for a server that has no log of its own. Owned by the loop."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._loop = runtime.loop
-        self._log = runtime.log.bind(component="node")
-        self._since_s = 0.0
-        self._count = 0
-
-    def __call__(self, client: str, reason: str) -> None:
-        now_s = self._loop.time()
-        if now_s - self._since_s >= REFUSALS_LOGGED_S:
-            self._since_s, self._count = now_s, 0
-        self._count += 1
-        if self._count <= REFUSALS_LOGGED_MAX:
-            self._log.warning("connection_refused", client=client, reason=reason)

@@ -3,6 +3,8 @@
     samples       a valid request of every API and version, on the client listener and on the inter-node listener
     values        a request of any layout with odd values in its fields
     damage        ways to corrupt bytes: flips, absurd counts, wrong sizes, invalid batches with a valid checksum
+    ways          the first byte of an input: the listener that it is for, and how it gets there
+    secured       the client's side of TLS and SASL
     mutator       the next input: built from samples, odd values and damage, or from inputs that the engine kept
     responses     the oracle of one connection: responses are well-formed and match the requests
     fuzzed_node   the node in its simulated machine, with a healthy client; connections: bytes in, bytes out

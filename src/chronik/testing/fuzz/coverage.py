@@ -14,7 +14,7 @@ from typing import Any
 
 import chronik
 
-ROOMS = ("wire", "node", "groups", "metadata", "storage")
+ROOMS = ("wire", "node", "groups", "metadata", "storage", "authentication", "authorization", "quotas")
 """The packages that requests should cover completely."""
 SOURCE = str(Path(chronik.__file__).resolve().parent)
 

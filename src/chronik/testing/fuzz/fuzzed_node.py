@@ -8,18 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from uuid import UUID
 
+from chronik.authentication.sasl import PLAIN
+from chronik.authorization.acls import ANONYMOUS
+from chronik.local.certificates import create_authority
 from chronik.node.broker import Broker
-from chronik.node.config import NodeConfig
+from chronik.node.config import Authorization, ListenerConfig, NodeConfig, Sasl, Security, Tls
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peer_handshake import Caller
+from chronik.node.serving.authentication import REAUTHENTICATION_INTERVAL_S_MIN
 from chronik.node.serving.connection import Connection
 from chronik.storage.disk import Buffer
 from chronik.testing.fuzz import BrokenPromise
 from chronik.testing.fuzz.samples import CLIENT_ID, FUZZED_TOPIC, PEER_NONCE, framed, hello
+from chronik.testing.fuzz.secured import (
+    AUTHENTICATE_VERSION,
+    MECHANISMS,
+    TlsPeer,
+    authenticate,
+    credential_request,
+    first_message,
+    handshake,
+)
+from chronik.testing.fuzz.ways import Way
 from chronik.testing.sim.host import Host, release
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode, node_config
@@ -36,6 +51,9 @@ KEPT_TOPIC = "kept"
 ADDRESS = "10.0.0.1"
 CLIENT = ("10.0.9.9", 40_000)
 KAFKA_PORT, INTERNAL_PORT = 9092, 5092
+SECURED = {"SASL_PLAINTEXT": 9192, "SSL": 9292, "SASL_SSL": 9392}
+"""The further listeners, by protocol."""
+PIECES_MAX = 100
 START_S_MAX = 60.0
 CALL_S_MAX = 10.0
 PRODUCE_VERSION, FETCH_VERSION = 9, 12
@@ -52,27 +70,32 @@ class FuzzTransport(asyncio.Transport):
         self,
         loop: asyncio.AbstractEventLoop,
         factory: Callable[[], asyncio.BaseProtocol],
-        data: bytes,
-        *,
-        piece_bytes: int = 0,
-        ends_at_once: bool = False,
+        data: bytes = b"",
+        way: Way = Way(),
     ) -> None:
         super().__init__({"peername": CLIENT, "sockname": CLIENT})
         self.written = bytearray()
+        self.peer: TlsPeer | None = None
+        """The client's side of TLS, once its handshake is done."""
         self.is_lost = False
         self.was_closed = False
         """Whether the node closed the connection, including in response to the end of input."""
         self._loop = loop
         self._factory = factory
-        self._data = data
-        self._at = 0
-        self._piece_bytes = piece_bytes or len(data)
-        self._ends_at_once = ends_at_once
         self.end_was_seen = False
         self._is_reading = True
         self._is_due = False
-        self.protocol: Connection
+        self.protocol: asyncio.BufferedProtocol
+        self.connection: Connection | None = None
+        """The protocol, or what is inside its TLS."""
+        self._set(data, way)
         loop.call_soon_threadsafe(self._open)
+
+    def _set(self, data: bytes, way: Way) -> None:
+        self._data = data
+        self._at = 0
+        self._piece_bytes = max(way.piece_bytes, len(data) // PIECES_MAX) if way.piece_bytes else len(data)
+        self._ends_at_once = way.ends_at_once
 
     @property
     def is_settled(self) -> bool:
@@ -80,14 +103,19 @@ class FuzzTransport(asyncio.Transport):
         if self.is_lost:
             return True
         all_read = self._at >= len(self._data) and (self.end_was_seen or not self._ends_at_once)
-        return hasattr(self, "protocol") and all_read and self._is_reading and not self.protocol.has_unanswered
+        connection = self.connection
+        return connection is not None and all_read and self._is_reading and not connection.has_unanswered
 
-    def send(self, data: bytes) -> None:
-        """Send more data on the same connection."""
-        self._data = data
-        self._at = 0
-        self._piece_bytes = len(data)
+    def send(self, data: bytes, way: Way = Way()) -> None:
+        """Send more data on the same connection, encrypted unless it is raw."""
+        self._set(data if self.peer is None or way.is_raw else self.peer.encrypt(data), way)
         self._loop.call_soon_threadsafe(self._schedule)
+
+    def take(self) -> bytes:
+        """Return what the node has sent since the last call, decrypted."""
+        data = bytes(self.written)
+        self.written.clear()
+        return data if self.peer is None else self.peer.decrypt(data)
 
     def lose(self) -> None:
         """Disconnect the client abruptly."""
@@ -95,8 +123,11 @@ class FuzzTransport(asyncio.Transport):
 
     def _open(self) -> None:
         protocol = self._factory()
-        assert isinstance(protocol, Connection)
+        assert isinstance(protocol, asyncio.BufferedProtocol)
         self.protocol = protocol
+        inner = getattr(protocol, "protocol", protocol)
+        assert isinstance(inner, Connection)
+        self.connection = inner
         protocol.connection_made(self)
         self._read()
 
@@ -111,7 +142,7 @@ class FuzzTransport(asyncio.Transport):
         if not self._is_reading or self.is_lost or self.was_closed:
             return
         if self._at < len(self._data):
-            buffer = self.protocol.get_buffer(-1)
+            buffer = memoryview(self.protocol.get_buffer(-1))
             size = min(self._piece_bytes, len(self._data) - self._at, len(buffer))
             buffer[:size] = self._data[self._at : self._at + size]
             self._at += size
@@ -180,6 +211,9 @@ class FuzzedNode:
         self._network = Network(self.world)
         self._host = Host(self.world, self._network, "node-1", ADDRESS)
         self._host.disk.usual_sync_s, self._host.disk.cold_share = 50e-6, 0.05
+        self._certificates = tempfile.TemporaryDirectory(prefix="chronik-fuzz-certificates-")
+        folder = self._certificates.name
+        create_authority(folder).issue(folder, "node", [ADDRESS])
         config = node_config(
             1,
             self._host,
@@ -191,6 +225,16 @@ class FuzzedNode:
             retention_check_interval_ms=5_000,
             compaction_check_interval_ms=5_000,
             recovery_point_interval_ms=5_000,
+            security=Security(insecure=True),
+            listeners=tuple(
+                ListenerConfig(f"L{port}", f"{ADDRESS}:{port}", protocol)  # type: ignore[arg-type]
+                for protocol, port in SECURED.items()
+            ),
+            tls=Tls(
+                f"{folder}/node.pem", f"{folder}/node.key", authorities=f"{folder}/ca.pem", client_auth="requested"
+            ),
+            sasl=Sasl(MECHANISMS, failure_delay_ms=0),  # type: ignore[arg-type]
+            authorization=Authorization(True, (ANONYMOUS,), allow_everyone_if_no_acl_found=True),
         )
         self.node = WatchedNode(self._host, config)
         self.kept: list[bytes] = []
@@ -198,6 +242,7 @@ class FuzzedNode:
         self.start()
         for topic in (FUZZED_TOPIC, KEPT_TOPIC):
             self._create(topic)
+        self.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, credential_request())
         topic_id = self.topic_id(FUZZED_TOPIC)
         assert topic_id is not None
         self.fuzzed_id = topic_id
@@ -220,6 +265,7 @@ class FuzzedNode:
 
     def release(self) -> None:
         release([self._host])
+        self._certificates.cleanup()
 
     def until(self, is_over: Callable[[], bool], within_s: float) -> bool:
         """Run until `is_over` or the timeout; raise if a promise was broken meanwhile."""
@@ -233,15 +279,15 @@ class FuzzedNode:
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
-    def connect(
-        self, data: bytes, *, internal: bool = False, proven: bool = True, piece_bytes: int = 0, ends: bool = False
-    ) -> FuzzTransport:
-        """Open a connection that sends `data`; with `internal` and `proven`, after the inter-node handshake."""
-        listener = self._network.listener(ADDRESS, INTERNAL_PORT if internal else KAFKA_PORT)
+    def connect(self, data: bytes, way: Way = Way()) -> FuzzTransport:
+        """Open a connection that sends `data`, after the handshakes and the authentication of its way."""
+        protocol = ("SASL_" if way.uses_sasl else "") + ("SSL" if way.uses_tls else "PLAINTEXT")
+        port = INTERNAL_PORT if way.is_internal else SECURED.get(protocol, KAFKA_PORT)
+        listener = self._network.listener(ADDRESS, port)
         process = self._host.process
         if listener is None or process is None:
             raise BrokenPromise("the node does not listen any more")
-        if internal and proven:
+        if way.is_internal and way.is_proven:
             caller = Caller(self.broker.member.handshake._secret, hello(PEER_NONCE))
             first = framed(InternalKey.HELLO, 0, caller.hello).frame
             transport = FuzzTransport(process.loop, listener.factory, first)
@@ -251,15 +297,45 @@ class FuzzedNode:
                 raise BrokenPromise("a peer that knows the secret is refused")
             transport.send(data)
             return transport
-        return FuzzTransport(process.loop, listener.factory, data, piece_bytes=piece_bytes, ends_at_once=ends)
+        encrypts = way.uses_tls and (way.is_proven or not way.is_raw)
+        authenticates = way.uses_sasl and way.is_proven and not way.is_raw
+        if not encrypts and not authenticates:
+            return FuzzTransport(process.loop, listener.factory, data, way)
+        transport = FuzzTransport(process.loop, listener.factory)
+        if encrypts:
+            self._encrypt(transport)
+        if authenticates:
+            self._authenticate(transport)
+        transport.send(data, way)
+        return transport
+
+    def _encrypt(self, transport: FuzzTransport) -> None:
+        peer, received = TlsPeer(), b""
+        while not peer.is_done:
+            transport.send(peer.shake(received))
+            if not self.until(lambda: transport.is_settled, CALL_S_MAX) or transport.is_lost:
+                raise BrokenPromise(f"a TLS handshake fails: {self._last_lines()}")
+            received = transport.take()
+        transport.peer = peer
+        peer.decrypt(received)
+
+    def _authenticate(self, transport: FuzzTransport) -> None:
+        transport.send(handshake(PLAIN))
+        self._answer(transport)
+        transport.send(authenticate(first_message(PLAIN)))
+        answer = memoryview(self._answer(transport))
+        body = bytes(answer[skip_tags(answer, 0) :])
+        answered = messages.read_response(ApiKey.SASL_AUTHENTICATE, AUTHENTICATE_VERSION, body)
+        if answered.error_code is not ErrorCode.none:
+            raise BrokenPromise(f"a client with the right password is refused: {answered}")
+        # From now on the client may authenticate again.
+        self.until(lambda: False, REAUTHENTICATION_INTERVAL_S_MIN)
 
     def _answer(self, transport: FuzzTransport) -> bytes:
         """Return the body of the one response that a peer waits for."""
         if not self.until(lambda: transport.is_settled, CALL_S_MAX) or not transport.written:
-            raise BrokenPromise("a peer's handshake is not answered")
-        answer = bytes(transport.written[8:])
-        transport.written.clear()
-        return answer
+            raise BrokenPromise(f"a handshake is not answered: {self._last_lines()}")
+        return transport.take()[8:]
 
     def call(self, key: int, version: int, body: bytes) -> memoryview:
         """Send a healthy client's request, which must be answered."""

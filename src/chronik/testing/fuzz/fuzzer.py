@@ -10,9 +10,12 @@ from random import Random
 
 from chronik.node.api_table import APIS
 from chronik.testing.fuzz import BrokenPromise
-from chronik.testing.fuzz.mutator import INTERNAL, Mutate, Mutator
+from chronik.testing.fuzz.mutator import Mutate, Mutator, joined
 from chronik.testing.fuzz.samples import internal_samples, samples
+from chronik.testing.fuzz.secured import authentications, tls_bytes
 from chronik.testing.fuzz.session import Session
+from chronik.testing.fuzz.ways import INTERNAL, RAW, SASL, TLS, UNPROVEN
+from chronik.wire.api import ApiKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,14 @@ class Fuzzer:
     def first_inputs(self) -> list[bytes]:
         """Return the valid requests, from which mutation starts."""
         internal = [bytes((INTERNAL,)) + sample.frame for sample in self.internal_samples]
-        return [bytes(1) + sample.frame for sample in self.samples] + internal
+        metadata = next(sample.frame[4:] for sample in self.samples if sample.key == ApiKey.METADATA)
+        secured = [
+            bytes((how,)) + joined([*frames, metadata])
+            for frames in authentications()
+            for how in (SASL | UNPROVEN, SASL | UNPROVEN | TLS, SASL)
+        ]
+        raw = [bytes((how,)) + joined([data]) for data in tls_bytes() for how in (TLS | RAW, TLS | RAW | UNPROVEN)]
+        return [bytes(1) + sample.frame for sample in self.samples] + internal + secured + raw
 
     def mutate(self, data: bytes, random: Random) -> bytes:
         return self._mutator.mutate(data, random)

@@ -1,7 +1,6 @@
 """The next input. An input is what one connection sends:
 
-how     1 byte   bit 0: on the inter-node listener, after the handshake; bit 1: the end of input follows at once;
-                 bits 2-3: in pieces of 1, 7 or 4096 bytes rather than whole; bit 4: with bit 0, without a handshake
+how     1 byte   see `ways`
 frames  bytes    as on the wire: int32 size, request header, body; one after the other, or anything else
 """
 
@@ -14,11 +13,11 @@ from uuid import UUID
 
 from chronik.testing.fuzz.damage import FRAME_SIZES, damage, odd_records
 from chronik.testing.fuzz.samples import Sample, framed, produce_body
+from chronik.testing.fuzz.secured import authentications, tls_bytes
 from chronik.testing.fuzz.values import odd_request
+from chronik.testing.fuzz.ways import ENDS_AT_ONCE, INTERNAL, PIECES, RAW, SASL, TLS, UNPROVEN
 from chronik.wire.api import ApiKey
 
-INTERNAL, ENDS_AT_ONCE, UNPROVEN = 1, 2, 16
-PIECE_BYTES = (0, 1, 7, 4096)
 FRAMES_MAX = 6
 ODD_KEPT = 4000
 LYING_SIZE_SHARE = 0.03
@@ -56,12 +55,14 @@ class Mutator:
         self._internal = _by_kind(internal)
         self._topic_id = topic_id
         self._by_engine = by_engine
+        self._authentications = authentications()
+        self._tls_bytes = tls_bytes()
         self._odd: list[bytes] = []
         """Frames with odd values from earlier inputs: creating one costs more than running it."""
 
     def mutate(self, data: bytes, random: Random) -> bytes:
         """Return another input, derived from one that the engine kept or built from scratch."""
-        how = data[0] & 0x1F if data else 0
+        how = data[0] if data else 0
         frames = split(data[1:])
         changes: tuple[int, ...] = (1, 1, 1, 2, 2, 3, 4)
         if not frames or random.random() < 0.3:
@@ -70,7 +71,7 @@ class Mutator:
         for _ in range(random.choice(changes)):
             frames = self._changed(random, how, frames)
         if random.random() < 0.05:
-            how ^= random.choice((ENDS_AT_ONCE, 4, 8, 12))
+            how ^= random.choice((ENDS_AT_ONCE, *PIECES, SASL, TLS, UNPROVEN))
         stream = bytearray(joined(frames))
         if random.random() < LYING_SIZE_SHARE and len(stream) >= 4:
             size = random.choice((*FRAME_SIZES, len(stream) - 3, len(stream) - 5, len(stream) + 1000))
@@ -78,16 +79,26 @@ class Mutator:
         return bytes((how,)) + bytes(stream)
 
     def _fresh(self, random: Random) -> tuple[int, list[bytes]]:
-        internal = random.random() < 0.1
-        how = (INTERNAL if internal else 0) | (ENDS_AT_ONCE if random.random() < 0.3 else 0)
-        if internal and random.random() < 0.2:
-            how |= UNPROVEN
+        chance = random.random()
+        how = ENDS_AT_ONCE if random.random() < 0.3 else 0
+        if chance < 0.1:
+            how |= INTERNAL | (UNPROVEN if random.random() < 0.2 else 0)
+        elif chance < 0.25:
+            how |= SASL | (UNPROVEN if random.random() < 0.7 else 0)
+        if chance > 0.1 and random.random() < 0.08:
+            how |= TLS | (RAW if random.random() < 0.4 else 0)
+            how |= UNPROVEN if how & RAW and random.random() < 0.7 else 0
         if random.random() < 0.04:
-            how |= random.choice((4, 8, 12))
-        return how, [self._sample(random, how) for _ in range(random.choice((1, 1, 1, 1, 2, 3)))]
+            how |= random.choice(PIECES)
+        begun = list(random.choice(self._authentications)) if how & SASL and random.random() < 0.7 else []
+        return how, begun + [self._sample(random, how) for _ in range(random.choice((1, 1, 1, 1, 2, 3)))]
 
     def _sample(self, random: Random, how: int) -> bytes:
-        """Return one frame, valid or with odd values."""
+        """Return one frame, valid or with odd values; for a raw TLS connection, bytes of TLS."""
+        if how & TLS and how & RAW:
+            return random.choice(self._tls_bytes)
+        if how & SASL and how & UNPROVEN and random.random() < 0.4:
+            return random.choice(random.choice(self._authentications))
         sample = random.choice(random.choice(self._internal if how & INTERNAL else self._samples))
         if how & INTERNAL or random.random() < 0.3:
             return sample.frame[4:]

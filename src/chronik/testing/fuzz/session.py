@@ -2,6 +2,7 @@
 
 - The node answers each request of an input with a well-formed response, in order; or it closes the connection, counts
   one refusal and logs it in one line.
+- On a listener with SASL, nothing but the APIs of an authentication is answered before it.
 - No exception is unexpected: none reaches the event loop, none is logged with a traceback.
 - Nothing hangs: a response arrives within a (virtual) second, or within the time that the request itself allows. No
   input takes seconds of real time.
@@ -24,10 +25,11 @@ from types import FrameType
 from chronik.node.api_table import APIS
 from chronik.node.membership.internal_api import InternalKey, decode_envelope
 from chronik.node.membership.internal_server import UNPROVEN_APIS
+from chronik.node.serving.authentication import NO_ACCESS, UNAUTHENTICATED_APIS, ClientAuthentication
 from chronik.raft.messages import decode_message
 from chronik.testing.fuzz import BrokenPromise
 from chronik.testing.fuzz.fuzzed_node import FuzzedNode, FuzzTransport
-from chronik.testing.fuzz.mutator import ENDS_AT_ONCE, INTERNAL, PIECE_BYTES, UNPROVEN
+from chronik.testing.fuzz.mutator import split
 from chronik.testing.fuzz.responses import (
     UNREADABLE,
     BadResponse,
@@ -37,6 +39,7 @@ from chronik.testing.fuzz.responses import (
     responses_in,
 )
 from chronik.testing.fuzz.samples import FUZZED_TOPIC
+from chronik.testing.fuzz.ways import Way
 from chronik.wire import messages
 from chronik.wire.api import ApiKey
 from chronik.wire.frames import RequestHeader
@@ -50,7 +53,6 @@ REAL_S_MAX = 5.0
 HANG_S = 30
 GROWTH_BYTES_MAX = 300 * 1024 * 1024
 """Twice the maximum decompressed size of one batch: it is decompressed, and its records are extracted."""
-PIECES_MAX = 100
 CHECK_EVERY = 50
 INPUTS_MAX = 3000
 DELETED_SHARE = 32
@@ -110,11 +112,17 @@ class Session:
         self.fuzzed.release()
 
     def _run(self, data: bytes) -> None:
-        how, stream = (data[0], data[1:]) if data else (0, b"")
-        internal = bool(how & INTERNAL)
-        unproven = internal and bool(how & UNPROVEN)
+        way, stream = (Way.of(data[0]), data[1:]) if data else (Way(), b"")
+        internal = way.is_internal
         fuzzed = self.fuzzed
         requests = list(requests_in(stream, fuzzed.broker.server.frame_bytes_max))
+        has_tokens = False
+        if way.is_raw:
+            stream, requests = b"".join(split(stream)), []
+        elif way.uses_sasl and not way.is_proven:
+            # After SaslHandshake 0, frames have no headers.
+            has_tokens = len(requests) > (count := _requests_before_tokens(requests))
+            requests = requests[:count]
         if not all(_is_cheap(each, internal) for each in requests):
             self._outcomes["not sent: valid and merely expensive, or a peer's Raft message"] += 1
             return
@@ -122,37 +130,38 @@ class Session:
             self._outcomes["not sent: deletes the topic that all speak of"] += 1
             return
         for each in requests:
-            if each.header is not None and self._is_served(each.header, internal, unproven):
+            if each.header is not None and self._is_served(each.header, way):
                 self._kinds[(each.header.api_key, each.header.api_version)] += 1
         metrics = fuzzed.broker.metrics
         refused_before = metrics.malformed_requests
         lines_before = fuzzed.node.events["connection_refused"]
-        transport = fuzzed.connect(
-            stream,
-            internal=internal,
-            proven=not unproven,
-            piece_bytes=max(PIECE_BYTES[how >> 2 & 3], len(stream) // PIECES_MAX) if how >> 2 & 3 else 0,
-            ends=bool(how & ENDS_AT_ONCE),
-        )
+        transport = fuzzed.connect(stream, way)
         is_settled = fuzzed.until(lambda: transport.is_settled, ANSWER_S)
         try:
-            left = _match(requests, bytes(transport.written), in_order=not internal)
+            answers = b"" if way.is_raw else transport.take()
+            left = _match(requests, answers, in_order=not internal, has_tokens=has_tokens)
         except BadResponse as error:
             raise BrokenPromise(str(error)) from None
+        self._count_way(way)
+        if way.uses_sasl and not way.is_proven and not _is_authenticated(transport):
+            self._require_unauthenticated(requests, left)
         refused = metrics.malformed_requests - refused_before
         if fuzzed.node.events["connection_refused"] - lines_before > refused or refused > 1:
             raise BrokenPromise(f"{refused} refusals for one connection")
         if not is_settled:
             self._outcomes["waits"] += 1
-            self._wait(transport, left, zlib.crc32(data))
+            if not has_tokens:
+                # Otherwise the node refused SaslHandshake 0, and a request that was not looked at may wait.
+                self._wait(transport, left, zlib.crc32(data))
         elif transport.was_closed and not transport.end_was_seen:
             self._outcomes["closed"] += 1
-            if refused != 1 and not _may_close_silently(left, internal):
+            if refused != 1 and not _may_close_silently(left, internal) and not _was_refused(transport):
                 raise BrokenPromise("the connection was closed without a word in the log")
         else:
             self._outcomes["answered" if requests else "nothing whole sent"] += 1
             missing = [each for each in left if not each.is_unanswered_by_design]
-            if missing and not refused and not (left and _may_close_silently(left, internal)):
+            is_explained = refused or _may_close_silently(left, internal) or _was_refused(transport)
+            if missing and not is_explained:
                 raise BrokenPromise(f"no answer to {_describe(missing[0])}, and nothing said why")
         if not transport.is_lost:
             # Disconnect before the next input, which would otherwise be blamed for the late effects of this one.
@@ -162,8 +171,22 @@ class Session:
             # A peer is trusted: it may remove the node from the cluster.
             self._is_disturbed = True
 
-    def _is_served(self, header: RequestHeader, internal: bool, unproven: bool) -> bool:
-        if unproven and header.api_key not in UNPROVEN_APIS:
+    def _count_way(self, way: Way) -> None:
+        if way.uses_tls:
+            self._outcomes[f"way: {'raw ' if way.is_raw else ''}TLS"] += 1
+        if way.uses_sasl:
+            self._outcomes[f"way: {'' if way.is_proven else 'before '}SASL"] += 1
+
+    def _require_unauthenticated(self, requests: Sequence[SentRequest], left: Sequence[SentRequest]) -> None:
+        for each in requests:
+            if each not in left and each.header is not None and each.header.api_key not in UNAUTHENTICATED_APIS:
+                raise BrokenPromise(f"{_describe(each)} is answered before authentication")
+
+    def _is_served(self, header: RequestHeader, way: Way) -> bool:
+        internal = way.is_internal
+        if internal and not way.is_proven and header.api_key not in UNPROVEN_APIS:
+            return False
+        if way.uses_sasl and not way.is_proven and header.api_key not in UNAUTHENTICATED_APIS:
             return False
         if internal and header.api_key >= InternalKey.HELLO:
             return header.api_key <= max(InternalKey) and header.api_version == 0
@@ -200,8 +223,11 @@ class Session:
             self.fuzzed.check_fuzzed()
 
 
-def _match(requests: Sequence[SentRequest], written: bytes, *, in_order: bool) -> list[SentRequest]:
-    """Match each response with its request; return the requests without a response."""
+def _match(requests: Sequence[SentRequest], written: bytes, *, in_order: bool, has_tokens: bool) -> list[SentRequest]:
+    """Match each response with its request; return the requests without a response.
+
+    With `has_tokens`, frames without a header may follow the last response.
+    """
     left = list(requests)
     for answer in responses_in(written):
         if in_order:
@@ -210,6 +236,8 @@ def _match(requests: Sequence[SentRequest], written: bytes, *, in_order: bool) -
             if not left:
                 raise BadResponse("an answer without a request")
             check_response(left.pop(0), answer)
+            if has_tokens and not left:
+                break
             continue
         for each in left:
             try:
@@ -226,6 +254,24 @@ def _match(requests: Sequence[SentRequest], written: bytes, *, in_order: bool) -
 def _may_close_silently(left: Sequence[SentRequest], internal: bool) -> bool:
     """Whether a close needs no log line: it reports an error to an acks=0 producer; a refused peer got a reason."""
     return internal or any(each.acks == 0 for each in left)
+
+
+def _is_authenticated(transport: FuzzTransport) -> bool:
+    return transport.connection is not None and transport.connection.access is not NO_ACCESS
+
+
+def _was_refused(transport: FuzzTransport) -> bool:
+    """Whether the client failed to authenticate: it got the reason, and nothing else is served."""
+    gate = None if transport.connection is None else transport.connection.gate
+    return isinstance(gate, ClientAuthentication) and gate.has_failed
+
+
+def _requests_before_tokens(requests: Sequence[SentRequest]) -> int:
+    for number, request in enumerate(requests, 1):
+        header = request.header
+        if header is not None and (header.api_key, header.api_version) == (ApiKey.SASL_HANDSHAKE, 0):
+            return number
+    return len(requests)
 
 
 def _describe(request: SentRequest) -> str:
