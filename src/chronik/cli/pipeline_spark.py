@@ -45,7 +45,7 @@ Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(*, with_java: bool = True) -> Iterator[None]:
     """Report as one line a missing Spark or Java before Spark starts, or a PipelineError from the block."""
     missing = next((name for name in ("pyspark", "pyarrow", "deltalake") if find_spec(name) is None), None)
     if missing is not None:
@@ -53,7 +53,7 @@ def one_line_errors() -> Iterator[None]:
     from chronik.pipeline.errors import PipelineError
     from chronik.pipeline.session import java_fault
 
-    fault = java_fault()
+    fault = java_fault() if with_java else None
     if fault is not None:
         raise CliError(fault)
     try:

@@ -109,8 +109,11 @@ def register(spark: SparkSession) -> None:
     from chronik.pipeline.sink.spark_sink import ChronikFormat
     from chronik.pipeline.source.spark_source import GroupCommitter
 
+    class ListenedFormat(ChronikFormat):
+        listener_commits = True
+
     if spark not in _registered:
-        spark.dataSource.register(ChronikFormat)
+        spark.dataSource.register(ListenedFormat)
         spark.streams.addListener(GroupCommitter())
         _registered.add(spark)
 

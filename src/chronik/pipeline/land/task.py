@@ -28,6 +28,7 @@ from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, 
 from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
 from chronik.pipeline.source.ranges import from_rows
 from chronik.pipeline.source.reading import ReadSettings, read_range
+from chronik.pipeline.storage import TableFiles
 
 REPORT_SCHEMA = "file string"
 ROWS = "rows"
@@ -40,6 +41,9 @@ OPEN_FILES_MAX = 16
 MEASURED = ("partition", "offset", "timestamp")
 RISING = ("offset", "timestamp")
 """Encoded as differences: faster and smaller than a dictionary of values that never repeat (bench/parquet.py)."""
+
+CALENDAR_US_MIN, CALENDAR_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_000
+"""Microseconds at the start of year 1 and in the last millisecond of year 9999, in UTC."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +86,7 @@ class WriteTask:
         dead_letters = FileSet(DEAD_LETTERS, self.dead_letters_uri, dead_letter_schema(), name)
         parser = None if self.fields is None else JsonColumns(self.fields)
         for batch in self._records(batches):
-            fresh = batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
+            fresh = with_calendar_times(batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA))
             if self.landed:
                 fresh = self.landed.without(fresh)
             if not fresh.num_rows:
@@ -102,6 +106,22 @@ class WriteTask:
                     yield from read_range(requested, topic_id, self.reading)
 
 
+def with_calendar_times(rows: Any) -> Any:
+    """Replace timestamps outside the years 1 to 9999 with null: few engines, and no date column, can represent them.
+
+    A producer chooses its timestamps, so one that confuses seconds and microseconds must not stop a landing.
+    """
+    times = rows.column("timestamp")
+    bounds = pc.min_max(times.cast(pa.int64()))
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    if low is None or (low >= CALENDAR_US_MIN and high <= CALENDAR_US_MAX):
+        return rows
+    numbers = times.cast(pa.int64())
+    is_valid = pc.and_(pc.greater_equal(numbers, CALENDAR_US_MIN), pc.less_equal(numbers, CALENDAR_US_MAX))
+    calendar = pc.if_else(is_valid, times, pa.scalar(None, times.type))
+    return rows.set_column(rows.schema.get_field_index("timestamp"), rows.schema.field("timestamp"), calendar)
+
+
 class FileSet:
     """One task's files in one table, one open file per date. Rows are buffered until they fill a row group."""
 
@@ -110,9 +130,9 @@ class FileSet:
         self._schema = pa.schema([column for column in schema if column.name != DATE])
         self._name = name
         self._numbers = 0
-        self._open: dict[str | None, _OpenFile] = {}
+        self._open: dict[str | None, OpenFile] = {}
         self._done: list[NewFile] = []
-        self._store, self._root = _filesystem(uri)
+        self._files = TableFiles(uri)
 
     def add(self, rows: Any) -> None:
         """Add rows with the table's columns except the date, which is derived from the timestamp (in UTC)."""
@@ -132,29 +152,32 @@ class FileSet:
             self._close(file)
         return self._done
 
-    def _file(self, date: str | None) -> _OpenFile:
+    def _file(self, date: str | None) -> OpenFile:
         file = self._open.pop(date, None)
         if file is None:
             if len(self._open) >= OPEN_FILES_MAX:
                 self._close(next(iter(self._open.values())))
             path = f"{DATE}={date or NO_DATE}/{self._name}-{self._numbers}.parquet"
             self._numbers += 1
-            file = _OpenFile(self._table, self._store, self._root, path, date, self._schema)
+            file = OpenFile(self._table, self._files, path, date, self._schema)
         self._open[date] = file  # the most recently used file comes last
         return file
 
-    def _close(self, file: _OpenFile) -> None:
+    def _close(self, file: OpenFile) -> None:
         del self._open[file.date]
         self._done.append(file.close())
 
 
-class _OpenFile:
-    def __init__(self, table: str, store: Any, root: str, path: str, date: str | None, schema: Any) -> None:
+class OpenFile:
+    """One file that is being written, with the statistics of its rows. Used by one thread."""
+
+    def __init__(self, table: str, files: TableFiles, path: str, date: str | None, schema: Any) -> None:
         self.date = date
         self.size_bytes = 0
         self._table = table
         self._path = path
-        self._full_path = f"{root}/{path}"
+        self._full_path = files.full(path)
+        store = files.store
         self._schema = schema
         self._waiting: list[Any] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -221,8 +244,9 @@ def parquet_settings(schema: Any) -> dict[str, Any]:
 def remove_files(uri: str, prefix: str) -> None:
     """Remove one attempt's files that will never be committed, as far as possible. A vacuum removes any left over."""
     try:
-        store, root = _filesystem(uri)
-        folders = store.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        files = TableFiles(uri)
+        store = files.store
+        folders = store.get_file_info(fs.FileSelector(files.full(""), allow_not_found=True))
         for folder in [entry for entry in folders if entry.base_name.startswith(f"{DATE}=")]:
             for file in store.get_file_info(fs.FileSelector(folder.path)):
                 if file.base_name.startswith(prefix):
@@ -236,18 +260,8 @@ def _stat(value: Any, up_ms: int) -> Any:
     if isinstance(value, datetime):
         if value.microsecond % 1000:
             value += timedelta(milliseconds=up_ms)
-        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
+        return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     return value
-
-
-def _filesystem(uri: str) -> tuple[Any, str]:
-    if "://" not in uri:
-        return fs.LocalFileSystem(), uri.rstrip("/")
-    try:
-        store, root = fs.FileSystem.from_uri(uri)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise PipelineError(f"cannot write to {uri}: {error}") from None
-    return store, root.rstrip("/")
 
 
 @contextmanager
