@@ -8,8 +8,8 @@ generation.
 `deltalake` cannot merge chosen files, only everything below a size, which rewrites its own results again and again. So
 the commit is written here: one more entry in the table's log, created only if no other writer has created it. The entry
 removes and adds files with the same rows (`dataChange` is false). It is valid unless a concurrent commit has removed
-one of these files, or has changed the columns or the protocol of the table; then the merged file is discarded. Tables with
-features beyond those of `land` are left alone, and so are tables whose writers use a lock, not conditional writes.
+one of these files, or has changed the table's columns or protocol; then the merged file is discarded. Tables with
+features beyond those of `land`, and tables whose writers use a lock and not conditional writes, are left alone.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
 from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
+from chronik.pipeline.source.columns import CALENDAR_US_MAX, CALENDAR_US_MIN
 from chronik.pipeline.source.ranges import from_rows
 from chronik.pipeline.source.reading import ReadSettings, read_range
 from chronik.pipeline.storage import TableFiles
@@ -41,9 +42,6 @@ OPEN_FILES_MAX = 16
 MEASURED = ("partition", "offset", "timestamp")
 RISING = ("offset", "timestamp")
 """Encoded as differences: faster and smaller than a dictionary of values that never repeat (bench/parquet.py)."""
-
-CALENDAR_US_MIN, CALENDAR_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_000
-"""Microseconds at the start of year 1 and in the last millisecond of year 9999, in UTC."""
 
 logger = logging.getLogger(__name__)
 
