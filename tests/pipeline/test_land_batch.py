@@ -211,3 +211,11 @@ def test_timestamps_outside_the_calendar_land_as_null(tmp_path: Path) -> None:
         None,
         None,
     ]
+
+
+def test_what_a_task_cannot_write_is_an_error_with_partition_and_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronik.pipeline.land.task.with_calendar_times", lambda _: 1 / 0)
+    with pytest.raises(PipelineError, match=r"/t, partition 3, offsets 5 to 8, failed: ZeroDivisionError.*log has the"):
+        lander(tmp_path).land("q", 0, writer(tmp_path, records(3, range(5, 9))))

@@ -93,7 +93,7 @@ def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterato
 @contextmanager
 def spark_job(name: str, master: str | None, conf: Sequence[str] | None) -> Iterator[SparkSession]:
     """Run a Spark session for the block; report a failed job without the page of frames that Spark adds."""
-    from chronik.pipeline.errors import PipelineError, failure_line
+    from chronik.pipeline.errors import PipelineError, failure_line, reason_of
 
     settings = parse_configs("--conf", conf, CONF_EXAMPLE)
     note(f"starting Spark at {master}" if master else "starting Spark")
@@ -104,8 +104,7 @@ def spark_job(name: str, master: str | None, conf: Sequence[str] | None) -> Iter
             line = failure_line(error)
             if line is not None:
                 raise CliError(line) from None
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise PipelineError(f"the Spark job failed: {first}") from error
+            raise PipelineError(f"the Spark job failed: {reason_of(error)}") from error
 
 
 def _restore_interrupts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _LINE = re.compile(r"chronik\.pipeline\.errors\.(PipelineError|Unavailable): (.+)")
@@ -54,7 +54,7 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def task_errors(what: str) -> Iterator[None]:
+def task_errors(what: str | Callable[[], str]) -> Iterator[None]:
     """Raise whatever fails inside a Spark task as one line that begins with `what`: Spark keeps only the text."""
     try:
         yield
@@ -62,4 +62,5 @@ def task_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         detail = " ".join(f"{type(error).__name__}: {error}".split())
-        raise PipelineError(f"{what} failed: {detail}; Spark's log has the trace") from error
+        begin = what if isinstance(what, str) else what()
+        raise PipelineError(f"{begin} failed: {detail}; Spark's log has the trace") from error

@@ -46,7 +46,7 @@ from chronik.pipeline.audit.log import FETCH, HEADERS, RECORDS, LogRange, read_l
 from chronik.pipeline.audit.result import AuditResult, summarise
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, ROW_SCHEMA, rows_of, rows_table
 from chronik.pipeline.audit.table import LandedFiles, TableRange, find_tables, read_table, table_ranges
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.errors import PipelineError, task_errors
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.ranges import RecordRange, split
 
@@ -198,8 +198,10 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
     def compare(key: tuple[Any, ...], table: Any) -> Any:
         partition, block = key[0].as_py(), key[1].as_py()
         bound = bounds.get(partition, Bounds(0, 0, 0))
-        compared = Block(partition, block << bits, 1 << bits, rows_of(table), bound, given, is_compacted=compacted)
-        findings = [finding._asdict() for finding in compared.findings()]
+        first = block << bits
+        with task_errors(f"comparing partition {partition}, offsets {first} to {first + (1 << bits) - 1},"):
+            compared = Block(partition, first, 1 << bits, rows_of(table), bound, given, is_compacted=compacted)
+            findings = [finding._asdict() for finding in compared.findings()]
         return pa.Table.from_pylist(findings, schema=FINDING_SCHEMA)
 
     return grouped.applyInArrow(compare, from_arrow_schema(FINDING_SCHEMA))
@@ -253,9 +255,19 @@ def _rows(spark: SparkSession, tasks: Sequence[Task], schema: Any = ROW_SCHEMA) 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _read(tasks[number])
+                with task_errors(f"reading {_subject(tasks[number])}"):
+                    yield from _read(tasks[number])
 
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, from_arrow_schema(schema))
+
+
+def _subject(task: Task) -> str:
+    if isinstance(task, LogRange):
+        part = task.requested
+        return f"{part.partition_name}, offsets {part.start} to {part.stop - 1},"
+    if isinstance(task, FileRange):
+        return f"{task.name}, bytes {task.start} to {task.stop},"
+    return f"the table {task.uri}" if isinstance(task, TableRange) else "the given ranges"
 
 
 def _read(task: Task) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.errors import PipelineError, task_errors
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
 from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
 from chronik.pipeline.source.columns import CALENDAR_US_MAX, CALENDAR_US_MIN
@@ -84,16 +85,18 @@ class WriteTask:
         dead_letters = FileSet(DEAD_LETTERS, self.dead_letters_uri, dead_letter_schema(), name)
         parser = None if self.fields is None else JsonColumns(self.fields)
         for batch in self._records(batches):
-            fresh = with_calendar_times(batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA))
-            if self.landed:
-                fresh = self.landed.without(fresh)
-            if not fresh.num_rows:
-                continue
-            if parser is not None:
-                fresh, bad = parser.split(fresh)
-                dead_letters.add(bad)
-            rows.add(fresh)
-        return rows.finish() + dead_letters.finish()
+            with task_errors(partial(_place, self.rows_uri, batch)):
+                fresh = with_calendar_times(batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA))
+                if self.landed:
+                    fresh = self.landed.without(fresh)
+                if not fresh.num_rows:
+                    continue
+                if parser is not None:
+                    fresh, bad = parser.split(fresh)
+                    dead_letters.add(bad)
+                rows.add(fresh)
+        with task_errors(f"writing files of {self.rows_uri}"):
+            return rows.finish() + dead_letters.finish()
 
     def _records(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -102,6 +105,11 @@ class WriteTask:
             else:
                 for requested, topic_id in from_rows(batch):
                     yield from read_range(requested, topic_id, self.reading)
+
+
+def _place(uri: str, batch: Any) -> str:
+    spans = [f"partition {number}, offsets {first} to {last}" for number, first, last in first_and_last(batch)]
+    return f"landing in {uri}, {'; '.join(spans)},"
 
 
 def with_calendar_times(rows: Any) -> Any:
