@@ -37,10 +37,11 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.errors import PipelineError, Unavailable
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
 from chronik.pipeline.land.schema import DATE
-from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, NewFile, remove_files
+from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, NewFile, remove_paths
+from chronik.pipeline.storage import is_remote
 
 TOPIC = "chronik.topic"
 TOPIC_ID = "chronik.topic.id"
@@ -164,9 +165,13 @@ class LandingTable:
         except CommitFailedError as error:
             raise Conflict(str(error)) from None
         except (DeltaError, OSError) as error:
-            remedy = "nothing of the batch is in it, so fix that and start again"
-            raise PipelineError(f"cannot commit to the table {self.uri}: {error}; {remedy}") from None
+            kind = Unavailable if is_remote(self.uri) else PipelineError
+            remedy = "fix that and start again: no record lands twice"
+            raise kind(f"cannot commit to the table {self.uri}: {error}; {remedy}") from None
+        before = self.version
         self.refresh()
+        if self._checked == before and self.version == before + 1:
+            self._checked = self.version  # our own commit restores nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +249,8 @@ class BatchLander:
     def _remove(self, files: Sequence[NewFile]) -> None:
         """Remove files that were in no commit attempt. A failed attempt may still have added its files to the table."""
         uris = {name: table.uri for name, table in zip((ROWS, DEAD_LETTERS), self._tables, strict=False)}
-        for file in files:
-            remove_files(uris[file.table], file.path.rpartition("/")[2])
+        for name, uri in uris.items():
+            remove_paths(uri, [file.path for file in files if file.table == name])
 
     def _commit(self, query: str, batch: int, files: Sequence[NewFile]) -> LandedBatch:
         rows, dead = ([file for file in files if file.table == table] for table in (ROWS, DEAD_LETTERS))

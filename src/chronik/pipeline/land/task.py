@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -24,13 +24,13 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from chronik.pipeline.errors import PipelineError, task_errors
+from chronik.pipeline.errors import PipelineError, Unavailable, task_errors
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
 from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
 from chronik.pipeline.source.columns import CALENDAR_US_MAX, CALENDAR_US_MIN
 from chronik.pipeline.source.ranges import from_rows
 from chronik.pipeline.source.reading import ReadSettings, read_range
-from chronik.pipeline.storage import TableFiles
+from chronik.pipeline.storage import TableFiles, is_remote
 
 REPORT_SCHEMA = "file string"
 ROWS = "rows"
@@ -183,6 +183,7 @@ class OpenFile:
         self._table = table
         self._path = path
         self._full_path = files.full(path)
+        self._uri = files.uri
         store = files.store
         self._schema = schema
         self._waiting: list[Any] = []
@@ -193,7 +194,7 @@ class OpenFile:
         self._nulls = dict.fromkeys(MEASURED, 0)
         self._offsets: dict[int, tuple[int, int]] = {}
         self._store = store
-        with _write_errors(self._full_path):
+        with self._write_errors():
             store.create_dir(self._full_path.rpartition("/")[0], recursive=True)
             self._writer = pq.ParquetWriter(self._full_path, schema, filesystem=store, **parquet_settings(schema))
 
@@ -207,7 +208,7 @@ class OpenFile:
 
     def close(self) -> NewFile:
         self._write()
-        with _write_errors(self._full_path):
+        with self._write_errors():
             self._writer.close()
             size_bytes = self._store.get_file_info(self._full_path).size
         stats = {
@@ -222,7 +223,7 @@ class OpenFile:
         if not self._waiting:
             return
         table = pa.Table.from_batches(self._waiting, self._schema)
-        with _write_errors(self._full_path):
+        with self._write_errors():
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self.size_bytes += self._waiting_bytes
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
@@ -237,6 +238,18 @@ class OpenFile:
             if low is not None:
                 self._low[name] = min(low, self._low.get(name, low))
                 self._high[name] = max(high, self._high.get(name, high))
+
+    @contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        """Turn a file system error into a one-line error of ours, because Spark keeps the text but drops the type."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            kind = Unavailable if is_remote(self._uri) else PipelineError
+            place = f"{self._uri}/{self._path}" if is_remote(self._uri) else self._full_path
+            remedy = "make room or choose another --to, then start again"
+            raise kind(f"cannot write {place}: {reason}; {remedy}") from None
 
 
 def parquet_settings(schema: Any) -> dict[str, Any]:
@@ -261,6 +274,16 @@ def remove_files(uri: str, prefix: str) -> None:
         logger.warning("files of a failed attempt remain in %s: %s", uri, error)
 
 
+def remove_paths(uri: str, paths: Sequence[str]) -> None:
+    """Remove these files, as far as possible."""
+    try:
+        files = TableFiles(uri)
+        for path in paths:
+            files.store.delete_file(files.full(path))
+    except (OSError, PipelineError) as error:
+        logger.warning("files of a repeated attempt remain in %s: %s", uri, error)
+
+
 def _stat(value: Any, up_ms: int) -> Any:
     """Format as Delta does, with timestamps in milliseconds. The maximum is therefore rounded up."""
     if isinstance(value, datetime):
@@ -268,14 +291,3 @@ def _stat(value: Any, up_ms: int) -> Any:
             value += timedelta(milliseconds=up_ms)
         return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     return value
-
-
-@contextmanager
-def _write_errors(path: str) -> Iterator[None]:
-    """Turn a file system error into a one-line PipelineError, because Spark keeps the text but drops the type."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        remedy = "make room or choose another --to, then start again"
-        raise PipelineError(f"cannot write {path}: {reason}; {remedy}") from None

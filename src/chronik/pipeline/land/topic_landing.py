@@ -164,6 +164,10 @@ class TopicLanding:
         except Exception as error:
             self._retry_later(_one_line(self.topic, error))
             return False
+        if self._query.lastProgress:
+            failed_s = self._retries.succeeded(self._clock())
+            if failed_s is not None:
+                logger.warning("landing %s continues after %.0f s", self.topic, failed_s)
         self._take_progress()
         if ended:
             self._maintainer.run(is_last=True)
@@ -248,9 +252,6 @@ class TopicLanding:
         progress = self._query.lastProgress
         if not progress:
             return
-        failed_s = self._retries.succeeded(self._clock())
-        if failed_s is not None:
-            logger.warning("landing %s continues after %.0f s", self.topic, failed_s)
         # Spark counts what the source delivers, which is ranges here.
         self._account.take({**progress, "numInputRows": self._rows_of.get(progress["batchId"], 0)})
         end = progress["sources"][0].get("endOffset") if progress.get("sources") else None
