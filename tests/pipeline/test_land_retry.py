@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from chronik.cli.pipeline import _watch
 from chronik.pipeline.errors import PipelineError, Unavailable, failure_of, reason_of
 from chronik.pipeline.land.retry import LONGEST_S, Retries
 
@@ -44,3 +50,28 @@ def test_the_reason_of_an_error_is_never_a_line_that_says_nothing() -> None:
     no_trace = "An error occurred while calling o95.collectToPython.\n: org.apache.spark.SparkException: Job aborted"
     assert reason_of(RuntimeError(no_trace)) == ": org.apache.spark.SparkException: Job aborted"
     assert reason_of(RuntimeError()) == "RuntimeError"
+
+
+class FakeLanding:
+    """Ends, or fails, after some waits."""
+
+    topic = "t"
+    figures = None
+
+    def __init__(self, outcomes: Iterator[bool | PipelineError]) -> None:
+        self.outcomes = outcomes
+
+    def wait(self, seconds: float) -> bool:
+        outcome = next(self.outcomes)
+        if isinstance(outcome, PipelineError):
+            raise outcome
+        return outcome
+
+
+def test_a_topic_that_fails_does_not_stop_the_other_topics(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = FakeLanding(iter([False, PipelineError("no room")]))
+    good = FakeLanding(iter([False, False, False, True]))
+    with pytest.raises(PipelineError, match=r"no room \(1 of 2 topics have failed\)"):
+        _watch(cast("Any", [bad, good]))
+    assert list(good.outcomes) == []
+    assert capsys.readouterr().err.count("t is not landed any more, other topics are: no room") == 1

@@ -109,10 +109,11 @@ def register(spark: SparkSession) -> None:
     from chronik.pipeline.sink.spark_sink import ChronikFormat
     from chronik.pipeline.source.spark_source import GroupCommitter
 
-    class ListenedFormat(ChronikFormat):
-        listener_commits = True
-
     if spark not in _registered:
+
+        class ListenedFormat(ChronikFormat):
+            listener_commits = True
+
         spark.dataSource.register(ListenedFormat)
         spark.streams.addListener(GroupCommitter())
         _registered.add(spark)
