@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -219,3 +220,24 @@ def test_what_a_task_cannot_write_is_an_error_with_partition_and_offsets(
     monkeypatch.setattr("chronik.pipeline.land.task.with_calendar_times", lambda _: 1 / 0)
     with pytest.raises(PipelineError, match=r"/t, partition 3, offsets 5 to 8, failed: ZeroDivisionError.*log has the"):
         lander(tmp_path).land("q", 0, writer(tmp_path, records(3, range(5, 9))))
+
+
+def test_a_restore_is_found_although_others_commit_while_the_log_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deltalake numbers commits from an old snapshot's version on, so a stale one would give them wrong numbers."""
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(10))))
+    DeltaTable(str(tmp_path / "t")).restore(0)
+    again = lander(tmp_path)
+    history, batches = DeltaTable.history, iter(range(3))
+
+    def late(table: DeltaTable, limit: int | None = None) -> list[dict[str, Any]]:
+        for batch in batches:
+            table_of_other = LandingTable.open(str(tmp_path / "t"), table_schema(None), "t", "id-1")
+            table_of_other.commit("other", batch, [])
+            break
+        return history(table, limit)
+
+    monkeypatch.setattr(DeltaTable, "history", late)
+    with pytest.raises(PipelineError, match=r"was restored to an earlier version \(in version 2\)"):
+        again.land("q", 1, writer(tmp_path, records(0, range(10, 20))))

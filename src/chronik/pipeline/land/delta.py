@@ -117,7 +117,7 @@ class LandingTable:
         if self._checked is None:
             commits = self._commits_since(query)
         else:
-            commits = self._table.history(self.version - self._checked) if self.version > self._checked else []
+            commits = self._history(self.version - self._checked) if self.version > self._checked else []
         restored = next((commit for commit in commits if commit.get("operation") == RESTORE), None)
         if restored is not None:
             raise PipelineError(
@@ -131,7 +131,7 @@ class LandingTable:
         """Return the commits after the snapshot of the query's last commit, as far as the log reaches back."""
         limit = HISTORY_COMMITS
         while True:
-            commits = self._table.history(limit)
+            commits = self._history(limit)
             for commit in commits:
                 own = commit.get("chronik")
                 if isinstance(own, dict) and own.get("query") == query:
@@ -142,6 +142,20 @@ class LandingTable:
             if len(commits) < limit:
                 return commits
             limit *= 8
+
+    def _history(self, limit: int) -> list[dict[str, Any]]:
+        """Return the last `limit` commits, or more, newest first. Refreshes the snapshot.
+
+        deltalake lists commits from the newest one on, but numbers them from the snapshot on. Both are the same if the
+        table did not change meanwhile.
+        """
+        while True:
+            version = self.version
+            commits = self._table.history(limit)
+            self.refresh()
+            if self.version == version:
+                return commits
+            limit += self.version - version
 
     def commit(self, query: str, batch: int, files: Sequence[NewFile]) -> None:
         """Commit all files and their transactions atomically. Raises Conflict."""
