@@ -231,9 +231,9 @@ def test_a_trickle_of_records_does_not_rewrite_the_table(
     run(landing(spark, name, settings))
     large = set(DeltaTable(str(tmp_path / name)).file_uris())
     for partition in range(4):
-        topics.append(at, name, partition, numbered(18))
+        topics.append(at, name, partition, numbered(16))
     rows_per_batch(4)
-    assert run(landing(spark, name, settings)).rows == 72
+    assert run(landing(spark, name, settings)).rows == 64
     table = DeltaTable(str(tmp_path / name))
     assert large < set(table.file_uris()) and len(table.file_uris()) < 4 + MERGE_FILES
     written = sum(file.stat().st_size for file in Path(tmp_path, name).rglob("*.parquet"))
@@ -241,4 +241,4 @@ def test_a_trickle_of_records_does_not_rewrite_the_table(
     assert written <= 3 * landed_bytes
     amplification = write_amplification(table)
     assert amplification is not None and 1 < amplification <= 3
-    assert sorted(landed(tmp_path / name)) == [pair for partition in range(4) for pair in each(partition, 19)]
+    assert sorted(landed(tmp_path / name)) == [pair for partition in range(4) for pair in each(partition, 17)]
