@@ -180,7 +180,7 @@ def _land(
 
 
 def _watch(landings: list[TopicLanding]) -> None:
-    """Wait until all have ended; without --once they never end. A topic that fails for good does not stop others."""
+    """Wait until all have ended; without --once they never end. A topic that fails for good stops no other topic."""
     from chronik.pipeline.errors import PipelineError
 
     running, failures = landings, list[PipelineError]()

@@ -33,7 +33,7 @@ UNREADABLE = {"deletionVectors", "columnMapping"}
 class LandedFiles:
     """The files of one table at one version, with their sizes. `has_content`: whether its rows hold the records' bytes.
 
-    `derived`: columns that were parsed from values, or added by others. An audit does not compare them.
+    `derived`: columns that were parsed from values, or added by other jobs. An audit does not compare them.
     """
 
     name: str
