@@ -200,8 +200,10 @@ def land(bench: Bench) -> None:
     def once(source: str) -> float:
         number = next(runs)
         to = str(bench.folder / f"tables-{number}")
-        settings = LandSettings(bench.node.bootstrap, to, f"{to}/.checkpoints", f"r{number}", once=True, source=source)
-        job = TopicLanding(bench.spark, topic, ids[topic], settings, None)
+        settings = LandSettings(
+            bench.node.bootstrap, to, f"{to}/.checkpoints", f"r{number}", once=True, source=source, wall_ms=lambda: 0
+        )
+        job = TopicLanding(bench.spark, topic, ids[topic], settings, None, time.monotonic)
         job.start()
         while not job.wait(0.1):
             pass

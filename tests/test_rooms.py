@@ -48,7 +48,7 @@ PIPELINE_LEVELS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("land", "audit", "stalls", "session"),
     ("sink",),
-    ("source",),
+    ("source", "storage"),
     ("errors",),
 )
 INNER_LEVELS = {"node": NODE_LEVELS, "pipeline": PIPELINE_LEVELS}

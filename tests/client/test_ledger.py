@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,3 +216,23 @@ def test_a_killed_process_leaves_complete_lines(tmp_path: Path) -> None:
     offsets = [entry.offset for entry in entries(tmp_path / "l")]
     assert offsets == list(range(len(offsets)))
     assert len(offsets) > 5000
+
+
+def test_records_sent_without_acknowledgement_are_not_in_the_ledger(tmp_path: Path) -> None:
+    """With acks=0, confluent-kafka reports no offset, kafka-python -1, and aiokafka no metadata at all."""
+
+    class Report:
+        def __getattr__(self, name: str) -> Any:
+            return lambda: {"topic": "t", "partition": 0, "timestamp": (1, 5)}.get(name)
+
+    path = tmp_path / "acked.jsonl"
+    with Ledger(path) as ledger:
+        ledger.confluent(None, Report())
+        ledger.confluent_with([("h", b"1")])(None, Report())
+        ledger.kafka_python(b"k", b"v")(SimpleNamespace(topic="t", partition=0, offset=-1, timestamp=5))
+        done: Future[None] = Future()
+        done.set_result(None)
+        ledger.aiokafka(b"k", b"v")(done)
+        assert ledger.failed == 4
+        ledger.record("t", 0, 7, 5, b"k", b"v")
+    assert [json.loads(line)["offset"] for line in path.read_text().splitlines()] == [7]

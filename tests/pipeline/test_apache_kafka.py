@@ -25,7 +25,7 @@ def rows(kafka: ApacheKafka, **given: str) -> list[dict[str, Any]]:
     settings = ReadSettings(options.bootstrap, options.with_headers, options.committed_only, options.fail_on_data_loss)
     with BlockingCluster(kafka.bootstrap) as cluster:
         planner = Planner(options, cluster, print)
-        parts = planner.ranges(planner.start(), planner.end())
+        parts = planner.batch_ranges()
     return [row for part in parts for batch in read_range(*part, settings) for row in batch.to_pylist()]
 
 

@@ -14,6 +14,7 @@ from chronik.pipeline.audit.blocks import (
     BY_POSITION,
     CONTROL,
     DELIVERED,
+    EXACT_TIME,
     LANDED,
     NO_CHECKSUM,
     NO_TIME,
@@ -25,6 +26,7 @@ from chronik.pipeline.audit.blocks import (
     Rows,
 )
 from chronik.pipeline.audit.result import AuditResult, summarise
+from chronik.pipeline.report.audit import sentence
 
 SIZE = 64
 TIME_MS = 1_700_000_000_000
@@ -49,8 +51,8 @@ class Sides:
         return self
 
     def columns(self) -> Rows:
-        made = np.array(self.rows, np.int64).reshape(-1, 7)
-        return Rows(*(made[:, column] for column in range(7)))
+        made = np.array([(*row, NO_CHECKSUM)[:8] for row in self.rows], np.int64).reshape(-1, 8)
+        return Rows(*(made[:, column] for column in range(8)))
 
 
 def look(sides: Sides, bounds: Bounds, given: Sequence[int], *, is_compacted: bool = False) -> AuditResult:
@@ -105,7 +107,7 @@ def test_all_planted_errors_are_reported() -> None:
     assert ranges(found.duplicates) == [("landed", 8, 8), ("landed", 21, 21)]
     assert ranges(found.disordered) == [("delivered", 10, 11)]
     assert result.to_json()["partitions"][0]["mismatch_offsets"] == [
-        {"side": "landed", "offset": 25, "found": 7, "expected": 1025}
+        {"side": "landed", "offset": 25, "found": 7, "expected": 1025, "field": "content"}
     ]
     assert (found.missing(), found.disorder, found.mismatches) == (3, 1, 1)
 
@@ -275,3 +277,50 @@ def test_an_aborted_record_beyond_the_last_stable_offset_is_a_fault() -> None:
     block = Block(0, 0, SIZE, sides.columns(), Bounds(0, 0, 10), (READABLE, LANDED))
     result = summarise("t", {0: Bounds(0, 0, 10)}, (READABLE, LANDED), block.findings(), now={0: (0, 12)})
     assert ranges(result.partitions[0].unexpected) == [("landed", 11, 11)]
+
+
+def timed(sides: Sides, side: int, times_ms: Sequence[int]) -> Sides:
+    sides.rows += [
+        (side, offset, offset + 1, offset, time_ms, 1000 + offset, EXACT_TIME)
+        for offset, time_ms in enumerate(times_ms)
+    ]
+    return sides
+
+
+def test_an_altered_timestamp_is_a_mismatch() -> None:
+    sides = timed(timed(Sides(), READABLE, [5, 6, 7, NO_TIME]), LANDED, [5, 9, NO_TIME, NO_TIME])
+    result = look(sides, Bounds(0, 0, 4), [READABLE, LANDED])
+    found = [(item.offset, item.field, item.found, item.expected) for item in result.partitions[0].mismatched]
+    assert found == [(1, "timestamp", 9, 6), (2, "timestamp", NO_TIME, 7)]
+    assert (result.verdict, result.to_json()["mismatches"], result.timed) == ("incomplete", 2, 4)
+
+
+def test_times_of_batches_are_not_compared_with_times_of_records() -> None:
+    sides = timed(timed(Sides().batch(READABLE, 0, 3), ACKED, [5, 6, 7]), LANDED, [5, 6, 7])
+    result = look(sides, Bounds(0, 0, 3), [ACKED, READABLE, LANDED])
+    assert (result.verdict, result.timed, result.verified) == ("complete", 3, 3)
+
+
+def test_a_ledger_without_headers_is_compared_by_key_and_value() -> None:
+    """Record 0 has headers that the ledger does not cover. Those of record 1 differ between log and table."""
+    sides = Sides().records(ACKED, range(3))
+    bare, full = 1000, 77
+    sides.rows += [(READABLE, n, n + 1, n, TIME_MS, full + n if n < 2 else 1002, 0, bare + n) for n in range(3)]
+    sides.rows += [(LANDED, n, n + 1, n, TIME_MS, (full, 5, 1002)[n], 0, bare + n) for n in range(3)]
+    result = look(sides, Bounds(0, 0, 3), [ACKED, READABLE, LANDED])
+    assert [(item.side, item.offset, item.found, item.expected) for item in result.partitions[0].mismatched] == [
+        (LANDED, 1, 5, full + 1)
+    ]
+    assert result.headless == 2
+
+
+def test_the_verdict_says_what_was_compared() -> None:
+    log_only = look(Sides().batch(READABLE, 0, 3).records(ACKED, range(3)), Bounds(0, 0, 3), [ACKED, READABLE])
+    assert sentence(log_only).endswith(
+        "contents were not compared, timestamps were not compared, --log records compares those of the log"
+    )
+    both = look(timed(timed(Sides(), READABLE, [5, 6]), LANDED, [5, 6]), Bounds(0, 0, 2), [READABLE, LANDED])
+    both.derived = ["id", "name"]
+    assert sentence(both).endswith(
+        "contents of 2 records compared, timestamps of 2 records compared, columns that were not compared: id, name"
+    )

@@ -9,7 +9,7 @@ import pytest
 
 from chronik.client.ledger import Ledger
 from chronik.pipeline.audit import files as audit_files
-from chronik.pipeline.audit.blocks import ABORTED, ACKED
+from chronik.pipeline.audit.blocks import ABORTED, ACKED, EXACT_TIME
 from chronik.pipeline.audit.files import TOMBSTONE, file_ranges, read_lines, snapshot
 from chronik.pipeline.errors import PipelineError
 from chronik.wire.checksum import record_checksum
@@ -114,4 +114,7 @@ def test_keys_and_tombstone_flags_are_read_if_requested(tmp_path: Path) -> None:
         written.record("t", 0, 0, TIME_MS, b"\x00k", b"v")
         written.record("t", 0, 1, TIME_MS, b"\x00k", None)
     found = lines_of(path, 1, with_keys=True)
-    assert [(row["key"], row["flags"]) for row in found] == [(b"\x00k", 0), (b"\x00k", TOMBSTONE)]
+    assert [(row["key"], row["flags"]) for row in found] == [
+        (b"\x00k", EXACT_TIME),
+        (b"\x00k", EXACT_TIME | TOMBSTONE),
+    ]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -14,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.support.landing import landed, records, sql, writer
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable
+from chronik.pipeline.land.delta import HISTORY_COMMITS, BatchLander, LandedBatch, LandingTable
 from chronik.pipeline.land.landed_offsets import LandedOffsets
 from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.task import NewFile, WriteTask, remove_files
@@ -130,16 +131,6 @@ def test_a_recreated_topic_and_another_schema_are_rejected(tmp_path: Path) -> No
         LandingTable.open(str(tmp_path / "t"), table_schema(None), "other", "id-1")
 
 
-def test_compaction_leaves_few_files_and_the_same_rows(tmp_path: Path) -> None:
-    landing = lander(tmp_path)
-    for batch in range(70):
-        landing.land("q", batch, writer(tmp_path, records(0, range(batch * 10, batch * 10 + 10))))
-    assert len(DeltaTable(str(tmp_path / "t")).file_uris()) < 10
-    assert landed(tmp_path / "t") == each(range(700))
-    assert lander(tmp_path).land("q", 69, writer(tmp_path)) == LandedBatch(0, 0)
-    assert lander(tmp_path).land("new", 0, writer(tmp_path, records(0, range(710)))) == LandedBatch(10, 0)
-
-
 def test_other_engines_read_every_column_of_the_table(tmp_path: Path) -> None:
     day_us = 24 * 3600 * 1_000_000
     times = [1_700_000_000_000_001, None, 1_700_000_000_000_000 + day_us]
@@ -177,3 +168,76 @@ def test_a_full_disk_is_an_error_and_leaves_the_table_unchanged(tmp_path: Path) 
 def test_executors_do_not_import_deltalake() -> None:
     code = "import sys, chronik.pipeline.land.task\nassert 'deltalake' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["while it runs", "between two runs"])
+def test_a_restored_table_is_refused_and_a_new_checkpoint_lands_what_is_missing(
+    tmp_path: Path, is_running: bool
+) -> None:
+    landing = lander(tmp_path)
+    for batch in range(3):
+        landing.land("q", batch, writer(tmp_path, records(0, range(batch * 10, batch * 10 + 10))))
+    DeltaTable(str(tmp_path / "t")).restore(1)
+    again = landing if is_running else lander(tmp_path)
+    with pytest.raises(PipelineError, match=r"was restored to an earlier version \(in version 4\).* new --checkpoint"):
+        again.land("q", 3, writer(tmp_path, records(0, range(30, 40))))
+    assert landed(tmp_path / "t") == each(range(10))
+    new = lander(tmp_path)
+    assert new.land("new", 0, writer(tmp_path, records(0, range(40)))) == LandedBatch(30, 0)
+    assert new.land("new", 1, writer(tmp_path, records(0, range(40, 45)))) == LandedBatch(5, 0)
+    assert landed(tmp_path / "t") == each(range(45))
+
+
+def test_a_restore_is_found_below_many_commits_of_others(tmp_path: Path) -> None:
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(10))))
+    DeltaTable(str(tmp_path / "t")).restore(0)
+    other = lander(tmp_path)
+    for batch in range(HISTORY_COMMITS + 1):
+        other.land("other", batch, writer(tmp_path))
+    with pytest.raises(PipelineError, match="was restored"):
+        lander(tmp_path).land("q", 1, writer(tmp_path, records(0, range(10, 20))))
+
+
+def test_timestamps_outside_the_calendar_land_as_null(tmp_path: Path) -> None:
+    """The year 57845 is what microseconds are when a producer sends them as milliseconds."""
+    year_57845, year_9999, year_0 = 1_763_000_000_000_000_000, 253_402_300_799_999_000, -62_135_596_800_000_001
+    times = [year_57845, 1_700_000_000_000_000, year_9999, year_0, None]
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(5), times=times)))
+    frame = pl.read_delta(str(tmp_path / "t")).sort("offset")
+    assert [None if time is None else time.year for time in frame["timestamp"]] == [None, 2023, 9999, None, None]
+    assert [None if date is None else str(date) for date in frame["date"]] == [
+        None,
+        "2023-11-14",
+        "9999-12-31",
+        None,
+        None,
+    ]
+
+
+def test_what_a_task_cannot_write_is_an_error_with_partition_and_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronik.pipeline.land.task.with_calendar_times", lambda _: 1 / 0)
+    with pytest.raises(PipelineError, match=r"/t, partition 3, offsets 5 to 8, failed: ZeroDivisionError.*log has the"):
+        lander(tmp_path).land("q", 0, writer(tmp_path, records(3, range(5, 9))))
+
+
+def test_a_restore_is_found_although_others_commit_while_the_log_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deltalake numbers commits from an old snapshot's version on, so a stale one would give them wrong numbers."""
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(10))))
+    DeltaTable(str(tmp_path / "t")).restore(0)
+    again = lander(tmp_path)
+    history, batches = DeltaTable.history, iter(range(3))
+
+    def late(table: DeltaTable, limit: int | None = None) -> list[dict[str, Any]]:
+        for batch in batches:
+            table_of_other = LandingTable.open(str(tmp_path / "t"), table_schema(None), "t", "id-1")
+            table_of_other.commit("other", batch, [])
+            break
+        return history(table, limit)
+
+    monkeypatch.setattr(DeltaTable, "history", late)
+    with pytest.raises(PipelineError, match=r"was restored to an earlier version \(in version 2\)"):
+        again.land("q", 1, writer(tmp_path, records(0, range(10, 20))))

@@ -41,6 +41,22 @@ def test_offsets_and_timestamps_are_parsed_by_partition() -> None:
     assert not parse(startingTimestamp="7").starting.latest_if_none
 
 
+def test_options_of_sparks_own_source_are_accepted() -> None:
+    options = parse(
+        streaming=True,
+        minOffsetsPerTrigger="10",
+        maxTriggerDelay="2m",
+        kafkaConsumer__pollTimeoutMs="1500",
+        fetchOffset__numRetries="3",
+        fetchOffset__retryIntervalMs="10",
+    )
+    assert (options.rows_per_trigger_min, options.trigger_delay_s_max, options.stalled_s_max) == (10, 120, 1.5)
+    assert [parse(maxTriggerDelay=text).trigger_delay_s_max for text in ("250", "3s", "1 h")] == [0.25, 3, 3600]
+    with pytest.raises(PipelineError, match="option subscibe is unknown") as raised:
+        parse(subscibe="t")
+    assert "rangesOnly" not in str(raised.value)
+
+
 def test_assign_selects_partitions() -> None:
     options = SourceOptions.parse({"kafka.bootstrap.servers": "a:1", "assign": '{"t": [0, 2]}'}, streaming=False)
     assert options.topics == ("t",)
@@ -65,6 +81,9 @@ def test_assign_selects_partitions() -> None:
         (False, {"kafka__properties.file": "/nowhere"}, "cannot read /nowhere"),
         (False, {"kafka__bootstrap.servers": " , "}, "kafka.bootstrap.servers is missing"),
         (True, {"endingOffsets": "latest"}, "a stream has no end"),
+        (True, {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "more than maxOffsetsPerTrigger (8)"),
+        (True, {"maxTriggerDelay": "soon"}, "write it as in 500ms, 30s or 15m"),
+        (True, {"fetchOffset__numRetries": "x"}, "'x' is not a whole number"),
     ],
 )
 def test_an_invalid_option_is_a_one_line_error(streaming: bool, given: dict[str, str], said: str) -> None:
@@ -115,14 +134,14 @@ def test_a_properties_file_keeps_its_secrets_out_of_pickles_and_positions(tmp_pa
     pickled = pickle.dumps(options)
     assert b"sesame" not in pickled
     assert pickle.loads(pickled) == options
-    position = StreamReader(options)._to_json(Position({("t", 0): 1}))
+    position = StreamReader(options, True)._to_json(Position({("t", 0): 1}))
     assert (position["group"], position["properties"]) == ("g", path)
     assert "sesame" not in str(position)
 
 
 def test_positions_of_a_query_with_secret_options_name_no_group() -> None:
     options = SourceOptions.parse(WHERE | SECURED | {"kafka.group.id": "g"}, streaming=True)
-    assert "group" not in StreamReader(options)._to_json(Position({("t", 0): 1}))
+    assert "group" not in StreamReader(options, True)._to_json(Position({("t", 0): 1}))
 
 
 def test_security_is_given_in_a_file_or_in_options_not_both(tmp_path: Path) -> None:

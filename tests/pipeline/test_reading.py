@@ -16,11 +16,12 @@ from tests.support.topics import NOW_MS, numbered
 from chronik.client.producer import TransactionalProducer
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
+from chronik.pipeline.source.decoder import ArrowDecoder
 from chronik.pipeline.source.options import SourceOptions
 from chronik.pipeline.source.planner import Planner, Position
 from chronik.pipeline.source.ranges import RecordRange
 from chronik.pipeline.source.reading import ReadSettings, read_range
-from chronik.pipeline.source.spark_source import GroupCommitter
+from chronik.pipeline.source.spark_source import GroupCommitter, StreamReader
 from chronik.wire.batch import encode_batch
 from chronik.wire.compression import ZSTD
 
@@ -35,16 +36,19 @@ class Source:
         self.planner = Planner(self.options, self.cluster, self.warnings.append)
 
     def read(self, start: Position, end: Position) -> list[tuple[str, int, int]]:
+        return self._rows(self.planner.ranges(start, end))
+
+    def _rows(self, parts: list[tuple[RecordRange, str]]) -> list[tuple[str, int, int]]:
         settings = ReadSettings(self.options.bootstrap, fail_on_data_loss=self.options.fail_on_data_loss)
         return [
             (row["topic"], row["partition"], row["offset"])
-            for part in self.planner.ranges(start, end)
+            for part in parts
             for batch in read_range(*part, settings)
             for row in batch.to_pylist()
         ]
 
     def all(self) -> list[tuple[str, int, int]]:
-        return self.read(self.planner.start(), self.planner.end())
+        return self._rows(self.planner.batch_ranges())
 
     def step(self, start: Position, rows_max: int | None = None) -> Position:
         return self.planner.advance(start, self.planner.latest(), rows_max)
@@ -96,6 +100,52 @@ def test_a_read_starts_and_ends_at_offsets_or_timestamps(shared_node: Node, sour
         source(subscribe=name, startingTimestamp=str(NOW_MS + 10**6)).all()
     with pytest.raises(PipelineError, match="names reading-edges-7, which is not read"):
         source(subscribe=name, startingOffsets=f'{{"{name}": {{"0": 3, "7": 1}}}}').all()
+
+
+def test_a_batch_read_that_starts_after_its_end_returns_nothing(shared_node: Node, source: Any) -> None:
+    at, name = shared_node.bootstrap, "reading-crossed"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(50))
+
+    def at_offset(offset: int) -> str:
+        return f'{{"{name}": {{"0": {offset}}}}}'
+
+    assert source(subscribe=name, startingOffsets=at_offset(40), endingOffsets=at_offset(5)).all() == []
+    assert source(subscribe=name, startingOffsets=at_offset(4000)).all() == []
+    beyond = {"subscribe": name, "startingOffsets": at_offset(45), "endingOffsets": at_offset(60)}
+    with pytest.raises(PipelineError, match="reading-crossed-0 ends at offset 50, and 60 was requested"):
+        source(**beyond).all()
+    lenient = source(**beyond, failOnDataLoss="false")
+    assert lenient.all() == offsets(name, 0, 45, 50)
+    assert "it is read up to its end" in lenient.warnings[0]
+
+
+def test_a_micro_batch_waits_for_enough_offsets(shared_node: Node) -> None:
+    at, name = shared_node.bootstrap, "reading-min"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(3))
+    given = {"kafka.bootstrap.servers": at, "subscribe": name, "startingOffsets": "earliest"}
+    for delay, expected in (("1h", 3), ("0s", 4)):
+        options = SourceOptions.parse({**given, "minOffsetsPerTrigger": "2", "maxTriggerDelay": delay}, streaming=True)
+        reader = StreamReader(options)
+        first = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        assert Position.from_json(first).offsets == {(name, 0): 3 if delay == "1h" else 4}
+        if delay == "1h":
+            topics.append(at, name, 0, numbered(1))
+            first = reader.latestOffset(first, reader.getDefaultReadLimit())
+        assert Position.from_json(first).offsets == {(name, 0): expected}
+        reader.stop()
+
+
+def test_a_corrupt_batch_is_an_error_that_names_partition_and_offsets(
+    shared_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, name = shared_node.bootstrap, "reading-corrupt"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(3))
+    monkeypatch.setattr(ArrowDecoder, "feed", lambda *_: 1 / 0)
+    with pytest.raises(PipelineError, match=r"reading reading-corrupt-0, offsets 0 to 2, from .* failed: ZeroDivision"):
+        list(read_range(RecordRange(name, 0, 0, 3), "", ReadSettings(at)))
 
 
 def test_a_pattern_selects_topics_and_an_assignment_selects_partitions(shared_node: Node, source: Any) -> None:
@@ -242,6 +292,7 @@ def test_the_query_listener_commits_positions_that_name_a_group(shared_node: Nod
     topics.append(at, name, 0, numbered(5))
     position = Position({(name, 0): 3})
     ends = [None, "5", json.dumps(position.to_json()), json.dumps(position.to_json(at, group))]
-    progress = SimpleNamespace(id="query", sources=[SimpleNamespace(endOffset=end) for end in ends])
+    time = "2026-01-31T12:00:00.000Z"
+    progress = SimpleNamespace(id="query", timestamp=time, sources=[SimpleNamespace(endOffset=end) for end in ends])
     GroupCommitter().onQueryProgress(SimpleNamespace(progress=progress))
     assert topics.committed(at, group) == {(name, 0): 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -53,9 +54,10 @@ def landing(
         group=f"{topic}-group",
         once=once,
         trigger_s=0,
+        wall_ms=lambda: time.time_ns() // 1_000_000,
     )
     fields = None if schema is None else parse_schema(schema, "the schema")
-    return TopicLanding(spark, topic, topic_ids(node.bootstrap, [topic])[topic], settings, fields)
+    return TopicLanding(spark, topic, topic_ids(node.bootstrap, [topic])[topic], settings, fields, time.monotonic)
 
 
 def run(job: TopicLanding) -> TopicLanding:

@@ -1,7 +1,11 @@
-"""`chronik pipeline`: Spark jobs over topics: `land` them in Delta tables exactly once, `audit` them, `traces`."""
+"""`chronik pipeline`: Spark jobs over topics: `land` them in Delta tables exactly once, `audit` them, `traces`.
+
+`maintain` merges a table's small files.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -47,6 +51,15 @@ RANGES_SHOWN = 20
 CHECKPOINTS = ".checkpoints"
 SOURCES = ("chronik", "kafka")
 
+KeepFiles = Annotated[
+    int | None,
+    typer.Option("--vacuum-after", min=1, metavar="HOURS", help="Keep replaced files this long; default a week."),
+]
+KeepLog = Annotated[
+    int | None,
+    typer.Option("--log-retention", min=1, metavar="DAYS", help="Keep the table's log this long; default 30 days."),
+]
+
 app = typer.Typer(
     no_args_is_help=True, help="Spark jobs over topics: land them in tables, audit them, and explain stalls."
 )
@@ -64,7 +77,12 @@ def land(
     starting: Annotated[
         str, typer.Option(metavar="earliest|latest|TIME", help="Where to start without a checkpoint.")
     ] = "earliest",
-    trigger: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Interval between micro-batches.")] = 1.0,
+    trigger: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Interval between micro-batches.")] = 10.0,
+    retry_for: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to try again if brokers or workers fail.")
+    ] = 600.0,
+    keep_files: KeepFiles = None,
+    keep_log: KeepLog = None,
     schema: Annotated[
         str | None, typer.Option(metavar="FILE", help="Land JSON values as columns: id BIGINT NOT NULL, name STRING.")
     ] = None,
@@ -92,6 +110,10 @@ def land(
             group=group,
             once=once,
             trigger_s=trigger,
+            retry_for_s=retry_for,
+            keep_files_h=keep_files,
+            keep_log_d=keep_log,
+            wall_ms=_wall_ms,
             source=source,
         )
         _check_names(names, schema is not None)
@@ -100,6 +122,32 @@ def land(
 
             settings_of_spark = with_connector(settings_of_spark, pyspark.__version__)
         _land(settings, names, schema, master, settings_of_spark)
+
+
+@app.command(name="maintain")
+def maintain_command(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Folder or object-store address of a table.")],
+    keep_files: KeepFiles = None,
+    keep_log: KeepLog = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge a table's small files, and remove files and log entries that are no longer needed. Needs no Spark."""
+    with one_line_errors(with_java=False):
+        from chronik.pipeline.land.maintenance import maintain
+
+        token = uuid.uuid4().hex
+        done = maintain(_folder(table), token, _wall_ms(), keep_files_h=keep_files, keep_log_d=keep_log)
+    if as_json:
+        print_json(dataclasses.asdict(done))
+        return
+    print(f"{done.merged_files:,} files merged into {done.new_files:,} ({done.rewritten_bytes:,} bytes)")
+    print(f"{done.removed_files:,} files removed")
+    if done.write_amplification is not None:
+        print(f"write amplification: {done.write_amplification:.2f}")
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _land(
@@ -114,7 +162,7 @@ def _land(
     with claim(settings.checkpoint) as record_jvm, spark_for("chronik-land", master, conf) as spark:
         record_jvm(jvm_pid(spark))
         fields = None if schema is None else parse_schema(schema, schema_path or "")
-        landings = [TopicLanding(spark, topic, ids[topic], settings, fields) for topic in topics]
+        landings = [TopicLanding(spark, topic, ids[topic], settings, fields, time.monotonic) for topic in topics]
         started_s = time.monotonic()
         try:
             for landing in landings:
@@ -132,12 +180,25 @@ def _land(
 
 
 def _watch(landings: list[TopicLanding]) -> None:
-    """Wait until all have ended; without --once they never end."""
-    running = landings
+    """Wait until all have ended; without --once they never end. A topic that fails for good stops no other topic."""
+    from chronik.pipeline.errors import PipelineError
+
+    running, failures = landings, list[PipelineError]()
     with _display() as show:
         while running:
-            running = [landing for landing in running if not landing.wait(0.25)]
+            for landing in list(running):
+                try:
+                    has_ended = landing.wait(0.25)
+                except PipelineError as error:
+                    failures.append(error)
+                    has_ended = True
+                    if len(running) > 1:
+                        say(f"{landing.topic} is not landed any more, other topics are: {error}")
+                running = [other for other in running if other is not landing] if has_ended else running
             show(landings)
+    if failures:
+        more = f" ({len(failures)} of {len(landings)} topics have failed)" if len(landings) > 1 else ""
+        raise PipelineError(f"{failures[0]}{more}")
 
 
 def _summarise(landings: list[TopicLanding], seconds: float) -> None:

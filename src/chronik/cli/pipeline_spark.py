@@ -45,7 +45,7 @@ Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(*, with_java: bool = True) -> Iterator[None]:
     """Report as one line a missing Spark or Java before Spark starts, or a PipelineError from the block."""
     missing = next((name for name in ("pyspark", "pyarrow", "deltalake") if find_spec(name) is None), None)
     if missing is not None:
@@ -53,7 +53,7 @@ def one_line_errors() -> Iterator[None]:
     from chronik.pipeline.errors import PipelineError
     from chronik.pipeline.session import java_fault
 
-    fault = java_fault()
+    fault = java_fault() if with_java else None
     if fault is not None:
         raise CliError(fault)
     try:
@@ -93,7 +93,7 @@ def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterato
 @contextmanager
 def spark_job(name: str, master: str | None, conf: Sequence[str] | None) -> Iterator[SparkSession]:
     """Run a Spark session for the block; report a failed job without the page of frames that Spark adds."""
-    from chronik.pipeline.errors import PipelineError, failure_line
+    from chronik.pipeline.errors import PipelineError, failure_line, reason_of
 
     settings = parse_configs("--conf", conf, CONF_EXAMPLE)
     note(f"starting Spark at {master}" if master else "starting Spark")
@@ -104,8 +104,7 @@ def spark_job(name: str, master: str | None, conf: Sequence[str] | None) -> Iter
             line = failure_line(error)
             if line is not None:
                 raise CliError(line) from None
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise PipelineError(f"the Spark job failed: {first}") from error
+            raise PipelineError(f"the Spark job failed: {reason_of(error)}") from error
 
 
 def _restore_interrupts() -> None:

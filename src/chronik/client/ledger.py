@@ -29,6 +29,7 @@ PENDING_RECORDS_MAX = 2000
 FLUSH_S = 0.2
 """The longest time that a line stays buffered while its process runs."""
 TAIL_BYTES = 64 * 1024
+NO_TIMESTAMP = -1
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -57,7 +58,7 @@ class DeliveryReports(ABC):
 
     def __init__(self, pending: MutableSequence[Entry], pending_max: int) -> None:
         self.failed = 0
-        """The number of reports for records that were not acknowledged."""
+        """The number of reports for records that were not acknowledged: failures, and every record sent with acks=0."""
         self._pending = pending
         self._append = pending.append
         self._pending_max = pending_max
@@ -68,16 +69,17 @@ class DeliveryReports(ABC):
     def confluent(self, error: object, message: Any) -> None:
         """Callback for `on_delivery` of confluent-kafka; accepts consumed messages too.
 
-        Its delivery reports omit a record's headers: a record with headers needs `confluent_with`.
+        Its delivery reports omit a record's headers, so the checksum covers key and value only. An audit accepts that,
+        and reports how many records have headers that were not compared: `confluent_with` covers them.
         """
-        if error is not None:
+        if error is not None or (offset := message.offset()) is None or offset < 0:
             self.failed += 1
             return
         # Does not call `record`: the extra call is measurable here.
         key = message.key()
         checksum = record_checksum(key, message.value(), message.headers() or ())
         time_ms = message.timestamp()[1]
-        self._append(Entry(message.topic(), message.partition(), message.offset(), key, time_ms, checksum))
+        self._append(Entry(message.topic(), message.partition(), offset, key, time_ms, checksum))
         if len(self._pending) >= self._pending_max:
             self.flush()
 
@@ -94,7 +96,8 @@ class DeliveryReports(ABC):
     ) -> Callable[[Any], None]:
         """Return the `add_done_callback` callback for the future that aiokafka's `send` returns.
 
-        Pass the timestamp that was sent: aiokafka 0.14 reports that of the batch's first record for all of them.
+        Pass the timestamp that was sent: aiokafka 0.14 reports that of the batch's first record for all of them, so
+        without it the ledger has none (-1), and an audit compares none.
         """
         return _Aiokafka(self, key, value, headers, timestamp_ms)
 
@@ -102,13 +105,19 @@ class DeliveryReports(ABC):
         self,
         topic: str,
         partition: int,
-        offset: int,
+        offset: int | None,
         timestamp_ms: int,
         key: bytes | None,
         value: bytes | None,
         headers: Headers = (),
     ) -> None:
-        """Record one acknowledged record. Raises LedgerError if earlier lines could not be written."""
+        """Record one acknowledged record. Raises LedgerError if earlier lines could not be written.
+
+        Without an offset (acks=0) no broker has acknowledged the record, so it is not recorded.
+        """
+        if offset is None or offset < 0:
+            self.failed += 1
+            return
         self._append(Entry(topic, partition, offset, key, timestamp_ms, record_checksum(key, value, headers)))
         if len(self._pending) >= self._pending_max:
             self.flush()
@@ -276,7 +285,10 @@ class _Aiokafka(msgspec.Struct, gc=False):
             self.ledger.failed += 1
             return
         metadata = future.result()
-        time_ms = metadata.timestamp if self.timestamp_ms is None else self.timestamp_ms
+        if metadata is None:  # acks=0
+            self.ledger.failed += 1
+            return
+        time_ms = NO_TIMESTAMP if self.timestamp_ms is None else self.timestamp_ms
         self.ledger.record(
             metadata.topic, metadata.partition, metadata.offset, time_ms, self.key, self.value, self.headers
         )

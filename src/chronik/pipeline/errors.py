@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-_MARK = "chronik.pipeline.errors.PipelineError: "
-_LINE = re.compile(re.escape(_MARK) + r"(.+)")
+_LINE = re.compile(r"chronik\.pipeline\.errors\.(PipelineError|Unavailable): (.+)")
+_RAISED = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?:: (.+))?$", re.MULTILINE)
+"""The last line of a Python traceback, which Spark includes in its own error."""
+_NOTHING_SAID = ("An exception was thrown from the Python worker", "An error occurred while calling o")
 
 
 class PipelineError(Exception):
@@ -15,9 +19,48 @@ class PipelineError(Exception):
         super().__init__(" ".join(message.split()))
 
 
+class Unavailable(PipelineError):
+    """The cause may pass by itself, as brokers that are down do. A later attempt can succeed."""
+
+
+def failure_of(error: BaseException) -> PipelineError | None:
+    """Return our own error from Spark's wrapped error, or None if the failure is not ours."""
+    if isinstance(error, PipelineError):
+        return error
+    found = _LINE.search(str(error))
+    if found is None:
+        return None
+    return (Unavailable if found.group(1) == Unavailable.__name__ else PipelineError)(found.group(2))
+
+
 def failure_line(error: BaseException) -> str | None:
     """Return our own line from Spark's wrapped error, or None if the failure is not ours."""
-    if isinstance(error, PipelineError):
-        return str(error)
-    found = _LINE.search(str(error))
-    return found.group(1).strip() if found else None
+    failure = failure_of(error)
+    return None if failure is None else str(failure)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return one line that gives the cause of any error: ours, that of a Python worker, or the first of Spark's."""
+    text = str(error)
+    line = failure_line(error)
+    if line is not None:
+        return line
+    raised = [f"{name}: {rest}" if rest else name for name, rest in _RAISED.findall(text.partition("Traceback")[2])]
+    if raised:
+        return raised[0].strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not any(nothing in line for nothing in _NOTHING_SAID)]
+    return (telling or lines or [type(error).__name__])[0]
+
+
+@contextmanager
+def task_errors(what: str | Callable[[], str]) -> Iterator[None]:
+    """Raise whatever fails inside a Spark task as one line that begins with `what`: Spark keeps only the text."""
+    try:
+        yield
+    except (PipelineError, GeneratorExit):
+        raise
+    except Exception as error:
+        detail = " ".join(f"{type(error).__name__}: {error}".split())
+        begin = what if isinstance(what, str) else what()
+        raise PipelineError(f"{begin} failed: {detail}; Spark's log has the trace") from error

@@ -110,7 +110,11 @@ def register(spark: SparkSession) -> None:
     from chronik.pipeline.source.spark_source import GroupCommitter
 
     if spark not in _registered:
-        spark.dataSource.register(ChronikFormat)
+
+        class ListenedFormat(ChronikFormat):
+            listener_commits = True
+
+        spark.dataSource.register(ListenedFormat)
         spark.streams.addListener(GroupCommitter())
         _registered.add(spark)
 

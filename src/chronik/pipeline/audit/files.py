@@ -21,10 +21,11 @@ import pyarrow.compute
 import pyarrow.json
 
 from chronik.client.ledger import Entry, whole_lines_bytes
-from chronik.pipeline.audit.blocks import ABORTED, NO_TIME
+from chronik.pipeline.audit.blocks import ABORTED, EXACT_TIME, NO_TIME
 from chronik.pipeline.audit.checksum import checksums
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, rows_table
 from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.source.columns import CALENDAR_US_MAX
 
 CHUNK_BYTES = 8 * 1024 * 1024
 TASK_BYTES = 64 * 1024 * 1024
@@ -117,15 +118,19 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
         raise PipelineError(f"{task.name} names a negative offset of {task.topic}: no broker acknowledges one")
     times = table.column("timestamp_ms").to_numpy()
     sums = table.column("checksum").to_numpy()
+    is_known = times >= 0
+    times = np.where(is_known & (times <= CALENDAR_US_MAX // 1000), times, NO_TIME)
+    flags = np.where(is_known, EXACT_TIME, 0)
     aborted = table.column("aborted").fill_null(False).to_numpy()
     rows = rows_table(
         np.where(aborted, ABORTED, task.side),
         table.column("partition").to_numpy(),
         offsets,
         offsets + 1,
-        np.where(times < 0, NO_TIME, times),
+        times,
         seq=order[chosen],
         checksum=sums,
+        flags=flags,
         block_bits=task.block_bits,
     )
     if not task.with_keys:
@@ -133,8 +138,8 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
     decoded = [None if key is None else base64.b64decode(key) for key in table.column("key").to_pylist()]
     keys = pa.array(decoded, pa.binary())
     dead = sums == checksums(keys, pa.nulls(len(keys), pa.binary()))
-    flags = pa.array(np.where(dead, TOMBSTONE, 0).astype(np.int8))
-    return pa.RecordBatch.from_arrays([*rows.columns[:-1], flags, keys], schema=KEYED_SCHEMA)
+    keyed = pa.array((np.where(dead, TOMBSTONE, 0) | flags).astype(np.int8))
+    return pa.RecordBatch.from_arrays([*rows.columns[:-1], keyed, keys], schema=KEYED_SCHEMA)
 
 
 def _fault(task: FileRange, at: int, chunk: bytes, otherwise: str) -> PipelineError:

@@ -45,8 +45,8 @@ from chronik.pipeline.audit.files import TOMBSTONE, FileRange, JsonLines, file_r
 from chronik.pipeline.audit.log import FETCH, HEADERS, RECORDS, LogRange, read_log
 from chronik.pipeline.audit.result import AuditResult, summarise
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, ROW_SCHEMA, rows_of, rows_table
-from chronik.pipeline.audit.table import LandedFiles, find_tables, landed_rows
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.audit.table import LandedFiles, TableRange, find_tables, read_table, table_ranges
+from chronik.pipeline.errors import PipelineError, task_errors
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.ranges import RecordRange, split
 
@@ -180,6 +180,7 @@ def run(spark: SparkSession, plan: AuditPlan) -> AuditResult:
     with BlockingCluster(plan.request.bootstrap) as cluster:
         now = log_bounds(cluster, plan.request.topic, sorted(plan.bounds))
     result = summarise(plan.request.topic, plan.bounds, plan.given, findings, now=now)
+    result.derived = sorted({name for table in plan.tables for name in table.derived})
     result.log_from, result.is_compacted, result.notes = plan.how, plan.is_compacted, list(plan.notes)
     return result
 
@@ -189,9 +190,6 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
 
     parallel = spark.sparkContext.defaultParallelism
     rows = _latest_per_key(spark, plan, parallel) if plan.is_compacted else _rows(spark, _tasks(spark, plan, parallel))
-    landed = landed_rows(spark, plan.tables, plan.block_bits)
-    if landed is not None:
-        rows = rows.unionAll(landed)
     blocks = sum((bound.end - bound.log_start >> plan.block_bits) + 1 for bound in plan.bounds.values())
     width = max(1, min(blocks, max(2 * parallel, -(-blocks // BLOCKS_PER_TASK))))
     grouped = rows.repartition(width, "partition", "block").groupBy("partition", "block")
@@ -200,8 +198,10 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
     def compare(key: tuple[Any, ...], table: Any) -> Any:
         partition, block = key[0].as_py(), key[1].as_py()
         bound = bounds.get(partition, Bounds(0, 0, 0))
-        compared = Block(partition, block << bits, 1 << bits, rows_of(table), bound, given, is_compacted=compacted)
-        findings = [finding._asdict() for finding in compared.findings()]
+        first = block << bits
+        with task_errors(f"comparing partition {partition}, offsets {first} to {first + (1 << bits) - 1},"):
+            compared = Block(partition, first, 1 << bits, rows_of(table), bound, given, is_compacted=compacted)
+            findings = [finding._asdict() for finding in compared.findings()]
         return pa.Table.from_pylist(findings, schema=FINDING_SCHEMA)
 
     return grouped.applyInArrow(compare, from_arrow_schema(FINDING_SCHEMA))
@@ -209,11 +209,11 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
 
 # Sides.
 
-Task = LogRange | FileRange | GivenRanges
+Task = LogRange | FileRange | TableRange | GivenRanges
 
 
 def _tasks(spark: SparkSession, plan: AuditPlan, parallel: int) -> list[Task]:
-    """Return the tasks of all sides but the table, which Spark reads itself."""
+    """Return the tasks of all sides."""
     topic, bits, keyed = plan.request.topic, plan.block_bits, plan.is_compacted
     tasks: list[Task] = []
     if plan.ledger is not None:
@@ -224,6 +224,7 @@ def _tasks(spark: SparkSession, plan: AuditPlan, parallel: int) -> list[Task]:
     elif plan.positions is not None:
         reached = {number: min(plan.positions.get(number, 0), bound.end) for number, bound in plan.bounds.items()}
         tasks.append(_given(plan, DELIVERED, BY_POSITION, reached))
+    tasks += table_ranges(plan.tables, bits, parallel)
     marks = _given(plan, MARK, 0, {number: bound.end for number, bound in plan.bounds.items()})
     return [*tasks, marks, *_log_tasks(plan, parallel)]
 
@@ -254,9 +255,19 @@ def _rows(spark: SparkSession, tasks: Sequence[Task], schema: Any = ROW_SCHEMA) 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _read(tasks[number])
+                with task_errors(f"reading {_subject(tasks[number])}"):
+                    yield from _read(tasks[number])
 
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, from_arrow_schema(schema))
+
+
+def _subject(task: Task) -> str:
+    if isinstance(task, LogRange):
+        part = task.requested
+        return f"{part.partition_name}, offsets {part.start} to {part.stop - 1},"
+    if isinstance(task, FileRange):
+        return f"{task.name}, bytes {task.start} to {task.stop},"
+    return f"the table {task.uri}" if isinstance(task, TableRange) else "the given ranges"
 
 
 def _read(task: Task) -> Iterator[Any]:
@@ -264,6 +275,8 @@ def _read(task: Task) -> Iterator[Any]:
         return read_log(task)
     if isinstance(task, FileRange):
         return read_lines(_here(task))
+    if isinstance(task, TableRange):
+        return read_table(task)
     partition, start, stop = np.array(task.ranges, np.int64).reshape(-1, 3).T
     return iter([rows_table(task.side, partition, start, stop, flags=task.flags, block_bits=task.block_bits)])
 

@@ -35,6 +35,8 @@ class Mismatch:
     offset: int
     found: int
     expected: int
+    field: str = "content"
+    """`content` with checksums, or `timestamp` with milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class PartitionResult:
     expired: int = 0
     unacknowledged: int = 0
     verified: int = 0
+    timed: int = 0
+    headless: int = 0
     disorder: int = 0
     mismatches: int = 0
     gaps: list[Range] = field(default_factory=list)
@@ -94,6 +98,20 @@ class AuditResult:
     log_from: str = "headers"
     is_compacted: bool = False
     notes: list[str] = field(default_factory=list)
+    derived: list[str] = field(default_factory=list)
+    """Columns of the table that are no part of a record. They are not compared."""
+
+    @property
+    def verified(self) -> int:
+        return sum(partition.verified for partition in self.partitions)
+
+    @property
+    def timed(self) -> int:
+        return sum(partition.timed for partition in self.partitions)
+
+    @property
+    def headless(self) -> int:
+        return sum(partition.headless for partition in self.partitions)
 
     @property
     def verdict(self) -> str:
@@ -132,7 +150,10 @@ class AuditResult:
             **{name: self.total(side) for side, name in enumerate(SIDES)},
             **{name: sum(row[name] for row in partitions) for name in FAULT_COUNTS},
             "unacknowledged": unacknowledged if ACKED in self.given else None,
-            "verified": sum(partition.verified for partition in self.partitions),
+            "verified": self.verified,
+            "timestamps_verified": self.timed,
+            "headers_not_compared": self.headless,
+            "columns_not_compared": self.derived,
             "imbalance": self.imbalance,
             "log_from": self.log_from,
             "compacted": self.is_compacted,
@@ -222,7 +243,7 @@ def _partition(
                 result.counts[span.side] += span.count
                 result.first[span.side] = min(span.first, result.first.get(span.side, span.first))
                 result.last[span.side] = max(span.last, result.last.get(span.side, span.last))
-            case "expired" | "unacknowledged" | "verified" | "disorder" | "mismatches":
+            case "expired" | "unacknowledged" | "verified" | "timed" | "headless" | "disorder" | "mismatches":
                 setattr(result, finding.kind, getattr(result, finding.kind) + finding.number)
             case "gap" | "unexpected" | "duplicate":
                 ranges[finding.kind].append(span)
@@ -236,6 +257,9 @@ def _partition(
                 result.disordered.append(replace(span, count=1))
             case "mismatch":
                 result.mismatched.append(Mismatch(finding.side, finding.start, finding.number, finding.extra))
+            case "retimed":
+                times = finding.number, finding.extra
+                result.mismatched.append(Mismatch(finding.side, finding.start, *times, "timestamp"))
     result.gaps = _merged(ranges["gap"])
     if start_now > bounds.log_start:
         result.gaps, gone = _expired(result.gaps, start_now)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chronik.pipeline.audit.blocks import NO_CHECKSUM, NO_TIME, Rows
+from chronik.pipeline.audit.blocks import EXACT_TIME, NO_CHECKSUM, NO_TIME, Rows
 from chronik.pipeline.audit.checksum import checksums
+from chronik.pipeline.source.columns import CALENDAR_US_MAX, CALENDAR_US_MIN
 
-_NUMBERS = dict.fromkeys(("start", "stop", "seq", "time_ms", "checksum"), pa.int64())
+_NUMBERS = dict.fromkeys(("start", "stop", "seq", "time_ms", "checksum", "bare"), pa.int64())
 ROW_SCHEMA = pa.schema(
     {"partition": pa.int32(), "block": pa.int64(), "side": pa.int8(), **_NUMBERS, "flags": pa.int8()}
 )
@@ -28,7 +29,8 @@ def rows_table(
     *,
     seq: Array | None = None,
     checksum: Array | None = None,
-    flags: int = 0,
+    bare: Array | None = None,
+    flags: Array | int = 0,
     block_bits: int,
 ) -> Any:
     """Return a batch of ROW_SCHEMA, with ranges cut at block boundaries. Omitted columns are unknown."""
@@ -39,7 +41,8 @@ def rows_table(
         "seq": np.zeros(count, np.int64) if seq is None else seq,
         "time_ms": np.full(count, NO_TIME, np.int64) if time_ms is None else time_ms,
         "checksum": np.full(count, NO_CHECKSUM, np.int64) if checksum is None else checksum,
-        "flags": np.full(count, flags, np.int8),
+        "bare": np.full(count, NO_CHECKSUM, np.int64) if bare is None else bare,
+        "flags": np.full(count, flags, np.int8) if isinstance(flags, int) else flags.astype(np.int8),
     }
     starts, stops, which = split_at_blocks(start, stop, block_bits)
     columns = {name: column[which] for name, column in columns.items()}
@@ -52,16 +55,28 @@ def record_rows(side: int, batch: Any, block_bits: int) -> Any:
     offsets = batch.column("offset").to_numpy()
     times = batch.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     known = times.is_valid().to_numpy(zero_copy_only=False)
-    has_content = "value" in batch.schema.names
+    numbers = times.fill_null(0).to_numpy()
+    known &= (numbers >= CALENDAR_US_MIN) & (numbers <= CALENDAR_US_MAX)
+    sums, bare = _contents(batch) if "value" in batch.schema.names else (None, None)
     return rows_table(
         side,
         batch.column("partition").to_numpy(),
         offsets,
         offsets + 1,
-        np.where(known, times.fill_null(0).to_numpy() // 1000, NO_TIME),
-        checksum=checksums(*(batch.column(name) for name in ("key", "value", "headers"))) if has_content else None,
+        np.where(known, numbers // 1000, NO_TIME),
+        checksum=sums,
+        bare=bare,
+        flags=EXACT_TIME,
         block_bits=block_bits,
     )
+
+
+def _contents(batch: Any) -> tuple[Array, Array | None]:
+    """Return the checksums of records, and those without headers of records that have headers."""
+    key, value, headers = (batch.column(name) for name in ("key", "value", "headers"))
+    sums = checksums(key, value, headers)
+    has_headers = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False) > 0
+    return sums, np.where(has_headers, checksums(key, value), NO_CHECKSUM) if has_headers.any() else None
 
 
 def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array, Array]:

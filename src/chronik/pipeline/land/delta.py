@@ -5,10 +5,18 @@ and never expire:
 
     chronik:batch:QUERY       the last micro-batch of a query
     chronik:offset:PARTITION  the highest landed offset + 1
-    commit info "chronik"     {"query", "batch", "offsets": {PARTITION: [first, last]}}, for people
+    commit info "chronik"     {"query", "batch", "snapshot": its version, "bytes",
+                              "offsets": {PARTITION: [first, last]}}
 
 The transactions are read and committed on one snapshot. deltalake rejects a commit only if another commit with the same
 application id followed that snapshot. A handle reopened for the commit would therefore write a batch twice.
+
+Several landings may write to one table, and each of them may see any snapshot. One check keeps records unique: on the
+snapshot of the commit, no landed offset lies between a new file's first and last offset of a partition, unless the file
+was written without that offset. If another landing commits to such a partition after the snapshot, there is a conflict.
+
+A restored table keeps its transactions and loses its rows. So a landing refuses a table that was restored after the
+snapshot of its own last commit. The commit infos show that as far as the table's log reaches back.
 
 A record is either in the topic's table or in its dead letters. No commit spans both tables, so the dead letters are
 committed first, and the commit to the topic's table completes the batch. If a run ends between the two, the batch is
@@ -24,24 +32,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.errors import PipelineError, Unavailable
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
 from chronik.pipeline.land.schema import DATE
-from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, NewFile, remove_files
+from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, NewFile, remove_paths
+from chronik.pipeline.storage import is_remote
 
 TOPIC = "chronik.topic"
 TOPIC_ID = "chronik.topic.id"
-COMPACT_AT_FILES = 64
-SMALL_BYTES = 32 * 1024 * 1024
-COMPACTED_BYTES = 256 * 1024 * 1024
-VACUUM_EVERY_COMPACTIONS = 100
 TRIES = 8
-COMPACT_EVERY_BATCHES = 16
+RESTORE = "RESTORE"
+HISTORY_COMMITS = 64
+"""Commits that are read at first to find the query's own last one; more if it is not among them."""
+PRUNED_PARTITIONS_MAX = 64
+"""Partitions that are named when files are excluded by their statistics. With more, only the lowest offset is."""
 
 Write = Callable[[LandedOffsets], Sequence[NewFile]]
 """Read the batch and write its files, except for the given offsets. It can be called repeatedly."""
@@ -57,7 +66,8 @@ class LandingTable:
     def __init__(self, uri: str, table: DeltaTable) -> None:
         self.uri = uri
         self._table = table
-        self._compactions = 0
+        self._checked: int | None = None
+        """The version up to which the log was checked for a restore."""
 
     @classmethod
     def open(cls, uri: str, schema: Any, topic: str, topic_id: str) -> LandingTable:
@@ -88,10 +98,64 @@ class LandingTable:
         """Return the highest landed offset + 1, or 0 if none has landed."""
         return self._table.transaction_version(f"chronik:offset:{partition}") or 0
 
-    def landed_offsets(self) -> LandedOffsets:
-        """Read the landed offsets from the rows themselves, the only source that shows every gap."""
-        rows = self._table.to_pyarrow_dataset().scanner(columns=["partition", "offset"]).to_batches()
+    def landed_offsets(self, firsts: Mapping[int, int]) -> LandedOffsets:
+        """Read the landed offsets of these partitions, each from its first offset on.
+
+        They come from the rows themselves, the only source that shows every gap. Statistics exclude most files.
+        """
+        lowest = f"{min(firsts.values())}"
+        parts = [f"(partition = {partition} and offset >= {first})" for partition, first in sorted(firsts.items())]
+        where = " or ".join(parts) if len(parts) <= PRUNED_PARTITIONS_MAX else f"offset >= {lowest}"
+        files = self._table.to_pyarrow_dataset(file_pruning_predicate=where)
+        rows = files.scanner(columns=["partition", "offset"], filter=pc.field("offset") >= int(lowest)).to_batches()
         return LandedOffsets.of(batch for batch in rows if batch.num_rows)
+
+    def check_not_restored(self, query: str) -> None:
+        """Raise PipelineError if the table was restored since the snapshot of the query's last commit."""
+        if self.landed_batch(query) is None:
+            return  # a new query lands whatever is missing
+        if self._checked is None:
+            commits = self._commits_since(query)
+        else:
+            commits = self._history(self.version - self._checked) if self.version > self._checked else []
+        restored = next((commit for commit in commits if commit.get("operation") == RESTORE), None)
+        if restored is not None:
+            raise PipelineError(
+                f"the table {self.uri} was restored to an earlier version (in version {restored['version']}), so rows "
+                "that this landing had written are missing: choose a new --checkpoint (they land again, and no record "
+                "lands twice)"
+            )
+        self._checked = self.version
+
+    def _commits_since(self, query: str) -> list[dict[str, Any]]:
+        """Return the commits after the snapshot of the query's last commit, as far as the log reaches back."""
+        limit = HISTORY_COMMITS
+        while True:
+            commits = self._history(limit)
+            for commit in commits:
+                own = commit.get("chronik")
+                if isinstance(own, dict) and own.get("query") == query:
+                    snapshot = own.get("snapshot", commit["version"])
+                    if len(commits) == limit and commits[-1]["version"] > snapshot + 1:
+                        break
+                    return [other for other in commits if other["version"] > snapshot]
+            if len(commits) < limit:
+                return commits
+            limit *= 8
+
+    def _history(self, limit: int) -> list[dict[str, Any]]:
+        """Return the last `limit` commits, or more, newest first. Refreshes the snapshot.
+
+        deltalake lists commits from the newest one on, but numbers them from the snapshot on. Both are the same if the
+        table did not change meanwhile.
+        """
+        while True:
+            version = self.version
+            commits = self._table.history(limit)
+            self.refresh()
+            if self.version == version:
+                return commits
+            limit += self.version - version
 
     def commit(self, query: str, batch: int, files: Sequence[NewFile]) -> None:
         """Commit all files and their transactions atomically. Raises Conflict."""
@@ -101,7 +165,9 @@ class LandingTable:
             Transaction(f"chronik:batch:{query}", batch),
             *(Transaction(f"chronik:offset:{partition}", end) for partition, end in sorted(ends.items())),
         ]
-        info = {"query": query, "batch": batch, "offsets": {str(part): span for part, span in sorted(spans.items())}}
+        ranges = {str(partition): span for partition, span in sorted(spans.items())}
+        info: dict[str, Any] = {"query": query, "batch": batch, "snapshot": self.version, "offsets": ranges}
+        info["bytes"] = sum(file.size_bytes for file in files)
         try:
             self._table.create_write_transaction(
                 [AddAction(file.path, file.size_bytes, {DATE: file.date}, 0, True, file.stats) for file in files],
@@ -113,26 +179,13 @@ class LandingTable:
         except CommitFailedError as error:
             raise Conflict(str(error)) from None
         except (DeltaError, OSError) as error:
-            remedy = "nothing of the batch is in it, so fix that and start again"
-            raise PipelineError(f"cannot commit to the table {self.uri}: {error}; {remedy}") from None
+            kind = Unavailable if is_remote(self.uri) else PipelineError
+            remedy = "fix that and start again: no record lands twice"
+            raise kind(f"cannot commit to the table {self.uri}: {error}; {remedy}") from None
+        before = self.version
         self.refresh()
-
-    def compact(self) -> None:
-        """Rewrite many small files into large ones. Readers of older versions keep their files."""
-        sizes = pa.chunked_array(self._table.get_add_actions(flatten=True).column("size_bytes"))
-        if sum(size < SMALL_BYTES for size in sizes.to_pylist()) < COMPACT_AT_FILES:
-            return
-        try:
-            self._table.optimize.compact(target_size=COMPACTED_BYTES)
-            self._compactions += 1
-            if self._compactions % VACUUM_EVERY_COMPACTIONS == 1:
-                self._table.vacuum(dry_run=False, full=True)  # files older than a week, Delta's default
-        except CommitFailedError:
-            pass  # another process rewrote the same files, so the work is done
-        except (DeltaError, OSError) as error:
-            raise PipelineError(f"cannot compact the table {self.uri}: {error}; the landed rows are intact") from None
-        finally:
-            self.refresh()
+        if self._checked == before and self.version == before + 1:
+            self._checked = self.version  # our own commit restores nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +201,7 @@ class BatchLander:
         self._rows = rows
         self._dead_letters = dead_letters
         self._landed = LandedOffsets()
-        self._landed_at: tuple[int, ...] | None = None
-        self._batches = 0
+        """Offsets that have landed: some of them, as earlier batches found them. Files are written without these."""
 
     def land(self, query: str, batch: int, write: Write) -> LandedBatch:
         """Land the batch unless it has already landed. Raises PipelineError if it cannot be landed."""
@@ -157,23 +209,16 @@ class BatchLander:
         for _ in range(TRIES):
             for table in self._tables:
                 table.refresh()
+                table.check_not_restored(query)
             if self._has_landed(query, batch):
                 return LandedBatch(0, 0)
-            files = write(self._landed)
-            if self._may_overlap(files):
-                self._read_landed()
-                self._remove(files)
-                files = write(self._landed)
+            files = self._write(write)
             try:
                 return self._commit(query, batch, files)
             except Conflict as conflict:
                 reason = str(conflict)
         fault = f"another job commits to the table {self._rows.uri} at the same time"
         raise PipelineError(f"{fault} ({reason}): stop one of them")
-
-    def compact(self) -> None:
-        for table in self._tables:
-            table.compact()
 
     def _has_landed(self, query: str, batch: int) -> bool:
         landed = self._rows.landed_batch(query)
@@ -188,46 +233,46 @@ class BatchLander:
             )
         return False
 
-    def _may_overlap(self, files: Sequence[NewFile]) -> bool:
-        """Return whether these offsets may have landed: never in an undisturbed run, always after a lost checkpoint."""
-        if self._landed_at == self._versions:
-            return False
-        return any(
-            first < table.next_offset(partition)
-            for file in files
-            for partition, (first, _) in file.offsets.items()
-            for table in self._tables
-        )
+    def _write(self, write: Write) -> Sequence[NewFile]:
+        """Write the batch without any offset that has landed on the current snapshots."""
+        files = write(self._landed)
+        while (landed := self._landed_among(files)) is not None:
+            self._landed = self._landed.merged_with([landed])
+            self._remove(files)
+            files = write(self._landed)
+        return files
 
-    def _read_landed(self) -> None:
-        first, *others = [table.landed_offsets() for table in self._tables]
-        self._landed = first.merged_with(others)
-        self._landed_at = self._versions
+    def _landed_among(self, files: Sequence[NewFile]) -> LandedOffsets | None:
+        """Return the landed offsets, if some lie within these files and the files were written without knowing them.
+
+        An undisturbed run reads nothing for this, because its offsets are above all landed ones.
+        """
+        spans = widened({}, ((partition, *span) for file in files for partition, span in file.offsets.items()))
+        firsts = {
+            partition: first
+            for partition, (first, _) in spans.items()
+            if any(first < table.next_offset(partition) for table in self._tables)
+        }
+        if not firsts:
+            return None
+        first, *others = [table.landed_offsets(firsts) for table in self._tables]
+        landed = first.merged_with(others)
+        is_known = all(self._landed.covers(landed, partition, *spans[partition]) for partition in firsts)
+        return None if is_known else landed
 
     def _remove(self, files: Sequence[NewFile]) -> None:
         """Remove files that were in no commit attempt. A failed attempt may still have added its files to the table."""
         uris = {name: table.uri for name, table in zip((ROWS, DEAD_LETTERS), self._tables, strict=False)}
-        for file in files:
-            remove_files(uris[file.table], file.path.rpartition("/")[2])
+        for name, uri in uris.items():
+            remove_paths(uri, [file.path for file in files if file.table == name])
 
     def _commit(self, query: str, batch: int, files: Sequence[NewFile]) -> LandedBatch:
-        known = self._landed_at == self._versions
         rows, dead = ([file for file in files if file.table == table] for table in (ROWS, DEAD_LETTERS))
         if dead:
             assert self._dead_letters is not None
             self._dead_letters.commit(query, batch, dead)
         self._rows.commit(query, batch, rows)
-        self._batches += 1
-        if self._batches % COMPACT_EVERY_BATCHES == 0:
-            self.compact()
-        if known:
-            # Only this lander has committed since `_read_landed`, and a query never reads an offset twice.
-            self._landed_at = self._versions
         return LandedBatch(sum(file.rows for file in rows), sum(file.rows for file in dead))
-
-    @property
-    def _versions(self) -> tuple[int, ...]:
-        return tuple(table.version for table in self._tables)
 
     @property
     def _tables(self) -> list[LandingTable]:

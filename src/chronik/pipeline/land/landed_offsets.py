@@ -61,6 +61,17 @@ class LandedOffsets:
                 union._pieces.setdefault(partition, []).extend(pieces)
         return union
 
+    def covers(self, other: LandedOffsets, partition: int, first: int, last: int) -> bool:
+        """Return whether these include all offsets of `other` from `first` to `last`."""
+        starts, stops = self._of(partition)
+        for start, stop in other.ranges(partition):
+            low, high = max(start, first), min(stop, last + 1)
+            if low < high:
+                at = int(np.searchsorted(starts, low, side="right")) - 1
+                if at < 0 or stops[at] < high:
+                    return False
+        return True
+
     def _of(self, partition: int) -> tuple[Offsets, Offsets]:
         pieces = self._pieces.get(partition)
         if not pieces:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,11 +24,13 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.errors import PipelineError, Unavailable, task_errors
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
 from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
+from chronik.pipeline.source.columns import CALENDAR_US_MAX, CALENDAR_US_MIN
 from chronik.pipeline.source.ranges import from_rows
 from chronik.pipeline.source.reading import ReadSettings, read_range
+from chronik.pipeline.storage import TableFiles, is_remote
 
 REPORT_SCHEMA = "file string"
 ROWS = "rows"
@@ -82,16 +85,18 @@ class WriteTask:
         dead_letters = FileSet(DEAD_LETTERS, self.dead_letters_uri, dead_letter_schema(), name)
         parser = None if self.fields is None else JsonColumns(self.fields)
         for batch in self._records(batches):
-            fresh = batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
-            if self.landed:
-                fresh = self.landed.without(fresh)
-            if not fresh.num_rows:
-                continue
-            if parser is not None:
-                fresh, bad = parser.split(fresh)
-                dead_letters.add(bad)
-            rows.add(fresh)
-        return rows.finish() + dead_letters.finish()
+            with task_errors(partial(_place, self.rows_uri, batch)):
+                fresh = with_calendar_times(batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA))
+                if self.landed:
+                    fresh = self.landed.without(fresh)
+                if not fresh.num_rows:
+                    continue
+                if parser is not None:
+                    fresh, bad = parser.split(fresh)
+                    dead_letters.add(bad)
+                rows.add(fresh)
+        with task_errors(f"writing files of {self.rows_uri}"):
+            return rows.finish() + dead_letters.finish()
 
     def _records(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -102,6 +107,27 @@ class WriteTask:
                     yield from read_range(requested, topic_id, self.reading)
 
 
+def _place(uri: str, batch: Any) -> str:
+    spans = [f"partition {number}, offsets {first} to {last}" for number, first, last in first_and_last(batch)]
+    return f"landing in {uri}, {'; '.join(spans)},"
+
+
+def with_calendar_times(rows: Any) -> Any:
+    """Replace timestamps outside the years 1 to 9999 with null: few engines, and no date column, can represent them.
+
+    A producer chooses its timestamps, so one that confuses seconds and microseconds must not stop a landing.
+    """
+    times = rows.column("timestamp")
+    bounds = pc.min_max(times.cast(pa.int64()))
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    if low is None or (low >= CALENDAR_US_MIN and high <= CALENDAR_US_MAX):
+        return rows
+    numbers = times.cast(pa.int64())
+    is_valid = pc.and_(pc.greater_equal(numbers, CALENDAR_US_MIN), pc.less_equal(numbers, CALENDAR_US_MAX))
+    calendar = pc.if_else(is_valid, times, pa.scalar(None, times.type))
+    return rows.set_column(rows.schema.get_field_index("timestamp"), rows.schema.field("timestamp"), calendar)
+
+
 class FileSet:
     """One task's files in one table, one open file per date. Rows are buffered until they fill a row group."""
 
@@ -110,9 +136,9 @@ class FileSet:
         self._schema = pa.schema([column for column in schema if column.name != DATE])
         self._name = name
         self._numbers = 0
-        self._open: dict[str | None, _OpenFile] = {}
+        self._open: dict[str | None, OpenFile] = {}
         self._done: list[NewFile] = []
-        self._store, self._root = _filesystem(uri)
+        self._files = TableFiles(uri)
 
     def add(self, rows: Any) -> None:
         """Add rows with the table's columns except the date, which is derived from the timestamp (in UTC)."""
@@ -132,29 +158,33 @@ class FileSet:
             self._close(file)
         return self._done
 
-    def _file(self, date: str | None) -> _OpenFile:
+    def _file(self, date: str | None) -> OpenFile:
         file = self._open.pop(date, None)
         if file is None:
             if len(self._open) >= OPEN_FILES_MAX:
                 self._close(next(iter(self._open.values())))
             path = f"{DATE}={date or NO_DATE}/{self._name}-{self._numbers}.parquet"
             self._numbers += 1
-            file = _OpenFile(self._table, self._store, self._root, path, date, self._schema)
+            file = OpenFile(self._table, self._files, path, date, self._schema)
         self._open[date] = file  # the most recently used file comes last
         return file
 
-    def _close(self, file: _OpenFile) -> None:
+    def _close(self, file: OpenFile) -> None:
         del self._open[file.date]
         self._done.append(file.close())
 
 
-class _OpenFile:
-    def __init__(self, table: str, store: Any, root: str, path: str, date: str | None, schema: Any) -> None:
+class OpenFile:
+    """One file that is being written, with the statistics of its rows. Used by one thread."""
+
+    def __init__(self, table: str, files: TableFiles, path: str, date: str | None, schema: Any) -> None:
         self.date = date
         self.size_bytes = 0
         self._table = table
         self._path = path
-        self._full_path = f"{root}/{path}"
+        self._full_path = files.full(path)
+        self._uri = files.uri
+        store = files.store
         self._schema = schema
         self._waiting: list[Any] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -164,7 +194,7 @@ class _OpenFile:
         self._nulls = dict.fromkeys(MEASURED, 0)
         self._offsets: dict[int, tuple[int, int]] = {}
         self._store = store
-        with _write_errors(self._full_path):
+        with self._write_errors():
             store.create_dir(self._full_path.rpartition("/")[0], recursive=True)
             self._writer = pq.ParquetWriter(self._full_path, schema, filesystem=store, **parquet_settings(schema))
 
@@ -178,7 +208,7 @@ class _OpenFile:
 
     def close(self) -> NewFile:
         self._write()
-        with _write_errors(self._full_path):
+        with self._write_errors():
             self._writer.close()
             size_bytes = self._store.get_file_info(self._full_path).size
         stats = {
@@ -193,7 +223,7 @@ class _OpenFile:
         if not self._waiting:
             return
         table = pa.Table.from_batches(self._waiting, self._schema)
-        with _write_errors(self._full_path):
+        with self._write_errors():
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self.size_bytes += self._waiting_bytes
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
@@ -209,6 +239,18 @@ class _OpenFile:
                 self._low[name] = min(low, self._low.get(name, low))
                 self._high[name] = max(high, self._high.get(name, high))
 
+    @contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        """Turn a file system error into a one-line error of ours, because Spark keeps the text but drops the type."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            kind = Unavailable if is_remote(self._uri) else PipelineError
+            place = f"{self._uri}/{self._path}" if is_remote(self._uri) else self._full_path
+            remedy = "make room or choose another --to, then start again"
+            raise kind(f"cannot write {place}: {reason}; {remedy}") from None
+
 
 def parquet_settings(schema: Any) -> dict[str, Any]:
     """Use dictionaries only where values may repeat. For payloads, Parquet would build one and then abandon it."""
@@ -221,8 +263,9 @@ def parquet_settings(schema: Any) -> dict[str, Any]:
 def remove_files(uri: str, prefix: str) -> None:
     """Remove one attempt's files that will never be committed, as far as possible. A vacuum removes any left over."""
     try:
-        store, root = _filesystem(uri)
-        folders = store.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        files = TableFiles(uri)
+        store = files.store
+        folders = store.get_file_info(fs.FileSelector(files.full(""), allow_not_found=True))
         for folder in [entry for entry in folders if entry.base_name.startswith(f"{DATE}=")]:
             for file in store.get_file_info(fs.FileSelector(folder.path)):
                 if file.base_name.startswith(prefix):
@@ -231,31 +274,20 @@ def remove_files(uri: str, prefix: str) -> None:
         logger.warning("files of a failed attempt remain in %s: %s", uri, error)
 
 
+def remove_paths(uri: str, paths: Sequence[str]) -> None:
+    """Remove these files, as far as possible."""
+    try:
+        files = TableFiles(uri)
+        for path in paths:
+            files.store.delete_file(files.full(path))
+    except (OSError, PipelineError) as error:
+        logger.warning("files of a repeated attempt remain in %s: %s", uri, error)
+
+
 def _stat(value: Any, up_ms: int) -> Any:
     """Format as Delta does, with timestamps in milliseconds. The maximum is therefore rounded up."""
     if isinstance(value, datetime):
         if value.microsecond % 1000:
             value += timedelta(milliseconds=up_ms)
-        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
+        return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     return value
-
-
-def _filesystem(uri: str) -> tuple[Any, str]:
-    if "://" not in uri:
-        return fs.LocalFileSystem(), uri.rstrip("/")
-    try:
-        store, root = fs.FileSystem.from_uri(uri)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise PipelineError(f"cannot write to {uri}: {error}") from None
-    return store, root.rstrip("/")
-
-
-@contextmanager
-def _write_errors(path: str) -> Iterator[None]:
-    """Turn a file system error into a one-line PipelineError, because Spark keeps the text but drops the type."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        remedy = "make room or choose another --to, then start again"
-        raise PipelineError(f"cannot write {path}: {reason}; {remedy}") from None

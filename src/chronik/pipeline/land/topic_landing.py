@@ -3,26 +3,34 @@
 The executors write Parquet (`task`), the driver commits to the table (`delta`). Records of aborted transactions do not
 land, and those of an open transaction land when it is committed. Afterwards, the driver commits the landed offsets
 to a consumer group, so that lag tools see the job. The job never resumes from the group's offsets.
+
+A query that fails because brokers do not answer, or because Spark lost a worker, is started again from its checkpoint,
+until it has failed for `retry_for_s` without a finished micro-batch. That is safe: a repeated micro-batch lands once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from chronik.client.properties import Target
-from chronik.pipeline.errors import PipelineError, failure_line
+from chronik.pipeline.errors import PipelineError, Unavailable, failure_of, reason_of
 from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable
 from chronik.pipeline.land.landed_offsets import LandedOffsets
+from chronik.pipeline.land.maintenance import Maintained, Maintainer, maintain
 from chronik.pipeline.land.progress import Figures, ProgressAccount, offsets_of
+from chronik.pipeline.land.retry import Retries
 from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.task import REPORT_SCHEMA, NewFile, WriteTask, remove_files
 from chronik.pipeline.source.blocking import BlockingCluster, topic_id
-from chronik.pipeline.source.options import connection_options
+from chronik.pipeline.source.group_offsets import GroupOffsets
+from chronik.pipeline.source.options import RANGES_ONLY, connection_options
 from chronik.pipeline.source.reading import ReadSettings
 
 if TYPE_CHECKING:
@@ -33,8 +41,13 @@ OWN_SOURCE = "chronik"
 ROWS_PER_BATCH_MAX = 1_000_000
 ROWS_PER_BATCH_SETTING = "spark.chronik.maxOffsetsPerTrigger"
 START_TIMEOUT_S = 60.0
+TRIGGER_S = 10.0
+MAINTAIN_EVERY_BATCHES = 16
+RETRY_FOR_S = 600.0
 ROWS_PER_CHUNK = 32 * 1024
 """Rows that a task reads at once. Larger than Spark's best size, because these rows do not pass through Spark."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +62,24 @@ class LandSettings:
     starting: Mapping[str, str] = field(default_factory=lambda: {"startingOffsets": "earliest"})
     group: str = ""
     once: bool = False
-    trigger_s: float = 1.0
+    trigger_s: float = TRIGGER_S
+    retry_for_s: float = RETRY_FOR_S
+    """How long to start a failing query again."""
     source: str = OWN_SOURCE
+    keep_files_h: int | None = None
+    keep_log_d: int | None = None
+    """How long files and log entries are kept that the table's current version does not need. None: as they are set."""
+    wall_ms: Callable[[], int] = field(kw_only=True)
 
     @property
     def reading(self) -> ReadSettings | None:
         """Return how tasks read the records themselves, or None if Spark's own Kafka connector delivers them."""
         if self.source != OWN_SOURCE:
             return None
-        return ReadSettings(self.bootstrap, with_headers=True, committed_only=True, rows_max=ROWS_PER_CHUNK)
+        after_loss = "choose a new --checkpoint (no record lands twice) to continue"
+        return ReadSettings(
+            self.bootstrap, with_headers=True, committed_only=True, rows_max=ROWS_PER_CHUNK, after_loss=after_loss
+        )
 
     def table(self, name: str) -> str:
         return f"{self.to.rstrip('/')}/{name}"
@@ -77,7 +99,13 @@ class TopicLanding:
     """Lands one topic in its table. Call `start`, then `wait` until it returns True."""
 
     def __init__(
-        self, spark: SparkSession, topic: str, topic_id: str, settings: LandSettings, fields: StructType | None
+        self,
+        spark: SparkSession,
+        topic: str,
+        topic_id: str,
+        settings: LandSettings,
+        fields: StructType | None,
+        clock: Callable[[], float],
     ) -> None:
         self.topic = topic
         self.rows = 0
@@ -91,17 +119,21 @@ class TopicLanding:
         if fields is not None:
             tables.append(LandingTable.open(self._dead_letters_table, dead_letter_schema(), topic, topic_id))
         self._lander = BatchLander(*tables)
+        self._clock = clock
+        self._retries = Retries(settings.retry_for_s)
+        self._retry_at_s: float | None = None
+        self._maintainer = Maintainer(self._maintain, [table.uri for table in tables], clock)
         self._query: Any = None
         self._query_id: Future[str] = Future()
-        self._attempts = 0
+        self._attempts = self._maintained = 0
         self._rows_of: dict[int, int] = {}
         """Rows landed by the last two micro-batches: Spark reports a micro-batch's progress while the next one runs."""
         self._account = ProgressAccount()
-        self._committed: object = None
+        self._group = GroupOffsets(settings.group)
 
     def start(self) -> None:
         settings = self._settings
-        writer = self._read().writeStream.foreachBatch(self._land).queryName(f"land {self.topic}")
+        writer = self._read().writeStream.foreachBatch(self._land).queryName(f"land {self.topic} {settings.token[:8]}")
         writer = writer.option("checkpointLocation", f"{settings.checkpoint.rstrip('/')}/{self.topic}")
         if settings.once:
             writer = writer.trigger(availableNow=True)
@@ -111,21 +143,55 @@ class TopicLanding:
             self._query = writer.start()
         except Exception as error:
             raise _one_line(self.topic, error) from None
-        self._query_id.set_result(str(self._query.id))
+        if not self._query_id.done():  # a query that is started again keeps its id
+            self._query_id.set_result(str(self._query.id))
 
     def wait(self, seconds: float) -> bool:
-        """Return whether the query has ended by itself. Raises PipelineError if it has failed."""
+        """Return whether the query has ended by itself. Raises PipelineError if it has failed for good."""
+        if self._retry_at_s is not None:
+            left_s = self._retry_at_s - self._clock()
+            if left_s > 0:
+                Event().wait(min(seconds, left_s))
+                return False
+            self._retry_at_s = None
+            try:
+                self.start()
+            except PipelineError as error:
+                self._retry_later(error)
+                return False
         try:
             ended = self._query.awaitTermination(seconds)
         except Exception as error:
-            raise _one_line(self.topic, error) from None
+            self._retry_later(_one_line(self.topic, error))
+            return False
+        if self._query.lastProgress:
+            failed_s = self._retries.succeeded(self._clock())
+            if failed_s is not None:
+                logger.warning("landing %s continues after %.0f s", self.topic, failed_s)
         self._take_progress()
         if ended:
-            self._lander.compact()
+            self._maintainer.run(is_last=True)
         return bool(ended)
+
+    def _retry_later(self, failure: PipelineError) -> None:
+        """Plan the next start of a failed query. Raises the failure if no further attempt can help."""
+        if not isinstance(failure, Unavailable):
+            raise failure
+        was_failing = self._retries.is_failing
+        self._retry_at_s = self._retries.failed(self._clock())
+        if self._retry_at_s is None:
+            raise PipelineError(
+                f"{failure}; {self.topic} could not be landed for {self._retries.retry_for_s:g} s (--retry-for), so "
+                "fix that and start again: nothing is lost"
+            )
+        if not was_failing:
+            logger.warning(
+                "landing %s waits and tries again for %g s: %s", self.topic, self._retries.retry_for_s, failure
+            )
 
     def stop(self) -> None:
         """Stop the query at any point. A micro-batch that is not committed is read again on the next run."""
+        self._maintainer.stop()
         if self._query is not None and self._query.isActive:
             self._query.stop()
 
@@ -149,7 +215,7 @@ class TopicLanding:
             **settings.starting,
         }
         if settings.source == OWN_SOURCE:
-            options["rangesOnly"] = "true"
+            options[RANGES_ONLY] = "true"
         return self._spark.readStream.format(settings.source).options(**options).load()
 
     def _land(self, frame: DataFrame, batch: int) -> None:
@@ -169,33 +235,36 @@ class TopicLanding:
             return [msgspec.json.decode(report.file, type=NewFile) for report in reports]
 
         landed: LandedBatch = self._lander.land(self._query_id.result(START_TIMEOUT_S), batch, write)
+        if (batch + 1) % MAINTAIN_EVERY_BATCHES == 0:
+            self._maintainer.wake()
         self.rows += landed.rows
         self.dead_letters += landed.dead_letters
         self._rows_of = {batch - 1: self._rows_of.get(batch - 1, 0), batch: landed.rows + landed.dead_letters}
 
+    def _maintain(self, uri: str, vacuum: bool) -> Maintained:
+        settings, self._maintained = self._settings, self._maintained + 1
+        token = f"{settings.token}-m{self._maintained}"
+        keep = settings.keep_files_h, settings.keep_log_d
+        return maintain(uri, token, settings.wall_ms(), vacuum=vacuum, keep_files_h=keep[0], keep_log_d=keep[1])
+
     def _take_progress(self) -> None:
-        """Update the figures, and commit landed offsets to the group: this is the only place that commits them."""
+        """Update the figures, and commit landed offsets to the group."""
         progress = self._query.lastProgress
         if not progress:
             return
         # Spark counts what the source delivers, which is ranges here.
         self._account.take({**progress, "numInputRows": self._rows_of.get(progress["batchId"], 0)})
         end = progress["sources"][0].get("endOffset") if progress.get("sources") else None
-        offsets = offsets_of(end)
-        if self._settings.group and offsets and end != self._committed:
-            with BlockingCluster(self._settings.bootstrap) as cluster:
-                if cluster.commit(self._settings.group, offsets):
-                    self._committed = end
+        self._group.commit(self._settings.bootstrap, offsets_of(end), self._clock())
 
 
 def _one_line(topic: str, error: Exception) -> PipelineError:
     """Reduce Spark's stack trace to one line: the PipelineError in it, if there is one."""
-    line = failure_line(error)
-    if line is not None:
-        return PipelineError(line)
-    text = str(error)
-    if "No space left on device" in text:
+    failure = failure_of(error)
+    if failure is not None:
+        return failure
+    if "No space left on device" in str(error):
         remedy = "free some space and start again, nothing is lost"
         return PipelineError(f"landing {topic} stopped: no space left on device; {remedy}")
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return PipelineError(f"landing {topic} stopped: {first[:300]}")
+    # A fault of Spark, such as a lost worker. Its next attempt may succeed.
+    return Unavailable(f"landing {topic} stopped: {reason_of(error)[:300]}")

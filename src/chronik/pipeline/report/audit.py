@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import accumulate
 
-from chronik.pipeline.audit.blocks import DELIVERED, LANDED, READABLE, SIDES
+from chronik.pipeline.audit.blocks import DELIVERED, LANDED, NO_TIME, READABLE, SIDES
 from chronik.pipeline.audit.result import AuditResult, PartitionResult
 from chronik.pipeline.report.charts import Mark, Series, bar_chart, line_chart, strip_chart
 from chronik.pipeline.report.page import legend, page, section, table
@@ -23,10 +23,24 @@ def sentence(result: AuditResult) -> str:
     sides = " = ".join(f"{name} {totals[name]:,}" for name in SIDES if totals[name] is not None)
     if totals["verdict"] == "complete":
         expired = f" ({totals['expired']:,} of them expired)" if totals["expired"] else ""
-        return f"complete: {sides}{expired}; nothing is missing, duplicated, out of order or altered"
+        return f"complete: {sides}{expired}; nothing is missing, duplicated or out of order; {compared(result)}"
     names = ("gaps", "duplicates", "out_of_order", "mismatches", "unexpected")
     faults = ", ".join(f"{totals[name]:,} {name.replace('_', ' ')}" for name in names if totals[name])
-    return f"incomplete: {faults} ({sides.replace(' = ', ', ')})"
+    return f"incomplete: {faults} ({sides.replace(' = ', ', ')}); {compared(result)}"
+
+
+def compared(result: AuditResult) -> str:
+    """Return in words which parts of the records were compared, and which were not."""
+    parts = []
+    for what, number in (("contents", result.verified), ("timestamps", result.timed)):
+        parts.append(f"{what} of {number:,} records compared" if number else f"{what} were not compared")
+    if not result.verified and result.log_from != "records":
+        parts.append("--log records compares those of the log")
+    if result.headless:
+        parts.append(f"headers of {result.headless:,} records are not in the ledger")
+    if result.derived:
+        parts.append(f"columns that were not compared: {', '.join(result.derived)}")
+    return ", ".join(parts)
 
 
 def audit_html(result: AuditResult, made: str) -> str:
@@ -153,7 +167,13 @@ def _faults_of(partition: PartitionResult) -> Iterator[Fault]:
             yield partition.partition, kind, SIDES[item.side], item.first, item.last, item.count, ""
     for wrong in partition.mismatched:
         text = f"checksum {wrong.found:08x}, expected {wrong.expected:08x}"
+        if wrong.field == "timestamp":
+            text = f"timestamp {_time(wrong.found)}, expected {_time(wrong.expected)}"
         yield partition.partition, "altered", SIDES[wrong.side], wrong.offset, wrong.offset, 1, text
+
+
+def _time(time_ms: int) -> str:
+    return "none" if time_ms == NO_TIME else f"{time_ms:,} ms"
 
 
 def faults(result: AuditResult) -> list[Fault]:

@@ -6,18 +6,17 @@ Each cluster has its own loop, which runs only during a call. Failures become Pi
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TypeVar
 
 from chronik.client.cluster import Cluster
 from chronik.client.endpoint import EndpointError
-from chronik.client.errors import ClientError, LostAtFirstRequest, SecurityError
+from chronik.client.errors import RETRIABLE, ClientError, LostAtFirstRequest, SecurityError
 from chronik.client.groups import Groups
 from chronik.client.layout import TopicLayout
 from chronik.client.properties import ClientSettings, Target
 from chronik.client.topics import Topics
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.errors import PipelineError, Unavailable
 from chronik.pipeline.source.ranges import Partition
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -25,8 +24,6 @@ _T = TypeVar("_T")
 
 CLIENT_ID = "chronik-pipeline"
 TIMEOUT_S = 30.0
-
-logger = logging.getLogger(__name__)
 
 
 class BlockingCluster:
@@ -68,11 +65,12 @@ class BlockingCluster:
         except (SecurityError, LostAtFirstRequest) as error:
             raise PipelineError(str(error)) from None
         except ClientError as error:
-            raise PipelineError(f"no answer from {self.bootstrap}: {error}; is the broker running there?") from None
+            raise Unavailable(f"no answer from {self.bootstrap}: {error}; is the broker running there?") from None
         except KafkaError as error:
             if error.code == ErrorCode.unknown_topic_or_partition:
                 raise PipelineError(f"{error.message}: the cluster at {self.bootstrap} has no such topic") from None
-            raise PipelineError(f"the cluster at {self.bootstrap} refused: {error}") from None
+            kind = Unavailable if error.code in RETRIABLE else PipelineError
+            raise kind(f"the cluster at {self.bootstrap} refused: {error}") from None
 
     def topics(self, names: Iterable[str] | None) -> dict[str, TopicLayout]:
         """Return those of the named topics that exist, or all topics of the cluster if None."""
@@ -106,14 +104,8 @@ class BlockingCluster:
             offsets |= {(topic, partition): answer.offset for partition, answer in listed.items()}
         return offsets
 
-    def commit(self, group: str, offsets: Mapping[Partition, int]) -> bool:
-        """Return whether the offsets were committed. A failure affects only the visible lag, so it stops no query."""
-        try:
-            self.run(Groups(self.cluster).commit(group, offsets))
-        except PipelineError as error:
-            logger.warning("offsets were not committed to group %s: %s", group, error)
-            return False
-        return True
+    def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        self.run(Groups(self.cluster).commit(group, offsets))
 
 
 def topic_id(topic: TopicLayout) -> str:

@@ -6,10 +6,12 @@
     startingTimestamp, endingTimestamp  milliseconds: the first record at or after that time
     startingOffsetsByTimestamp, endingOffsetsByTimestamp    {"TOPIC": {"PARTITION": MILLISECONDS}}
     startingOffsetsByTimestampStrategy  error or latest, if no record is that recent
+    minOffsetsPerTrigger, maxTriggerDelay    wait for this many offsets, but no longer than this (15m)
     maxOffsetsPerTrigger, minPartitions, maxRecordsPerPartition, failOnDataLoss, includeHeaders
+    kafkaConsumer.pollTimeoutMs         how long a task waits for a record (60000)
+    fetchOffset.numRetries, fetchOffset.retryIntervalMs, groupIdPrefix    accepted: our client retries for 30 s anyway
     kafka.group.id                      the group to which finished micro-batches are committed
     kafka.isolation.level               read_uncommitted or read_committed
-    rangesOnly                          rows are ranges to read, not records (`ranges`): for our own jobs
 
     kafka.security.protocol, kafka.sasl.*, kafka.ssl.*    the client's security, as in Spark's source
     kafka.properties.file               a file with client settings, so that secrets stay out of Spark
@@ -49,9 +51,15 @@ NAMES = {
         *("subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets"),
         *("startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
         *("startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition"),
-        *("failOnDataLoss", "includeHeaders", "groupIdPrefix", "rangesOnly"),
+        *("minOffsetsPerTrigger", "maxTriggerDelay", "kafkaConsumer.pollTimeoutMs"),
+        *("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+        *("failOnDataLoss", "includeHeaders", "groupIdPrefix"),
     )
 }
+RANGES_ONLY = "rangesOnly"
+"""For our own jobs, so no error for users lists it."""
+UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+TRIGGER_DELAY_S = 900.0
 SECURITY = ("kafka.sasl.", "kafka.ssl.", "kafka.security.protocol", "kafka.enable.ssl.certificate.verification")
 PROPERTIES_FILE = "kafka.properties.file"
 
@@ -77,6 +85,10 @@ class SourceOptions:
     starting: Edge = Edge(EARLIEST)
     ending: Edge = Edge(LATEST)
     rows_per_trigger_max: int | None = None
+    rows_per_trigger_min: int = 0
+    trigger_delay_s_max: float = TRIGGER_DELAY_S
+    """How long a micro-batch waits for `rows_per_trigger_min` offsets."""
+    stalled_s_max: float | None = None
     parts_min: int = 0
     rows_per_part_max: int = 0
     fail_on_data_loss: bool = True
@@ -88,8 +100,15 @@ class SourceOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         """Raises a PipelineError that names the option."""
-        options = checked(given, NAMES)
+        options = checked({name: value for name, value in given.items() if name.lower() != RANGES_ONLY.lower()}, NAMES)
+        internal = {name.lower(): value for name, value in given.items()}
         bootstrap = bootstrap_of(options)
+        most, least = number(options, "maxOffsetsPerTrigger", 1), number(options, "minOffsetsPerTrigger", 1) or 0
+        if most is not None and least > most:
+            raise PipelineError(f"option minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger ({most})")
+        number(options, "fetchOffset.numRetries", 0)
+        number(options, "fetchOffset.retryIntervalMs", 0)
+        poll_ms = number(options, "kafkaConsumer.pollTimeoutMs", 1)
         topics, pattern, assigned = _what_to_read(options)
         level = one_of(options, "kafka.isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
@@ -102,14 +121,17 @@ class SourceOptions:
             assigned=assigned,
             starting=_starting(options, streaming),
             ending=_ending(options),
-            rows_per_trigger_max=number(options, "maxOffsetsPerTrigger", 1),
+            rows_per_trigger_max=most,
+            rows_per_trigger_min=least,
+            trigger_delay_s_max=_duration_s(options, "maxTriggerDelay", TRIGGER_DELAY_S),
+            stalled_s_max=None if poll_ms is None else poll_ms / 1000,
             parts_min=number(options, "minPartitions", 1) or 0,
             rows_per_part_max=number(options, "maxRecordsPerPartition", 1) or 0,
             fail_on_data_loss=_flag(options, "failOnDataLoss", True),
             with_headers=_flag(options, "includeHeaders", False),
             group=options.get("kafka.group.id", "").strip(),
             committed_only=level == "read_committed",
-            ranges_only=_flag(options, "rangesOnly", False),
+            ranges_only=_flag(internal, RANGES_ONLY, False),
         )
 
 
@@ -242,6 +264,16 @@ def number(options: Mapping[str, str], name: str, least: int) -> int | None:
     if parsed < least:
         raise PipelineError(f"option {name} must be {least} or more, not {parsed}")
     return parsed
+
+
+def _duration_s(options: Mapping[str, str], name: str, default_s: float) -> float:
+    value = options.get(name.lower())
+    if value is None:
+        return default_s
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", value.strip().lower())
+    if found is None or (found.group(2) or "ms") not in UNITS_S:
+        raise PipelineError(f"option {name}: {value!r} is not a time: write it as in 500ms, 30s or 15m")
+    return int(found.group(1)) * UNITS_S[found.group(2) or "ms"]
 
 
 def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:

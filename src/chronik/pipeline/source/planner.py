@@ -110,7 +110,7 @@ class Planner:
             if end < begins.get(partition, 0):
                 self._report_loss(
                     f"{_name(partition)} ends at offset {end}, and this query has read up to {begins[partition]}: "
-                    "records were lost, or the topic was recreated",
+                    "records were lost, or the topic was recreated; start with a new checkpoint folder",
                     "; it is read from its first record",
                 )
                 begins[partition] = 0
@@ -134,6 +134,22 @@ class Planner:
 
     # Ranges.
 
+    def batch_ranges(self) -> list[tuple[RecordRange, str]]:
+        """Return the tasks of a batch read. A partition whose start is at or after its end has none."""
+        start, end = self.start(), self.end()
+        ends = dict(end.offsets)
+        if self._options.ending.offsets is not None:
+            for partition, latest in self.latest().offsets.items():
+                if ends[partition] > latest:
+                    self._report_loss(
+                        f"option endingOffsets: {_name(partition)} ends at offset {latest}, and {ends[partition]} was "
+                        f"requested: request {latest} or less",
+                        "; it is read up to its end",
+                    )
+                    ends[partition] = latest
+        starts = {partition: min(offset, ends.get(partition, offset)) for partition, offset in start.offsets.items()}
+        return self.ranges(Position(starts, start.ids), Position(ends, end.ids))
+
     def ranges(self, start: Position, end: Position) -> list[tuple[RecordRange, str]]:
         """Return the tasks that read everything between two positions, each with its topic's id."""
         recreated = _recreated(start, end)
@@ -155,7 +171,8 @@ class Planner:
         first = self._offsets([partition], EARLIEST)[partition]
         if first > 0:
             self._report_loss(
-                f"{_name(partition)} is new to this query, and its log starts at {first}: earlier records are gone"
+                f"{_name(partition)} is new to this query, and its log starts at {first}: earlier records are gone; "
+                "start with a new checkpoint folder"
             )
         return first
 
@@ -212,6 +229,8 @@ class Planner:
 
     def _report_loss(self, what: str, consequence: str = "") -> None:
         if self._options.fail_on_data_loss:
+            if self._options.ranges_only:
+                raise PipelineError(what)
             raise PipelineError(f"{what} (or pass failOnDataLoss=false to continue)")
         self._warn(what + consequence)
 

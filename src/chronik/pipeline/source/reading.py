@@ -18,7 +18,7 @@ from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
 from chronik.client.properties import Target
 from chronik.client.topics import EARLIEST, Topics
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.errors import PipelineError, task_errors
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.decoder import ROWS_MAX, ArrowDecoder, next_offset_after
 from chronik.pipeline.source.ranges import RecordRange
@@ -41,6 +41,9 @@ class ReadSettings:
     fail_on_data_loss: bool = True
     rows_max: int = ROWS_MAX
     """The maximum number of rows in one Arrow batch."""
+    after_loss: str = "pass failOnDataLoss=false to continue"
+    """What the user of this job can do if records are gone."""
+    stalled_s_max: float = STALLED_S_MAX
 
     def decoder(self, requested: RecordRange) -> ArrowDecoder:
         return ArrowDecoder(requested, with_headers=self.with_headers, rows_max=self.rows_max)
@@ -48,13 +51,20 @@ class ReadSettings:
 
 def read_range(requested: RecordRange, topic_id: str, settings: ReadSettings) -> Iterator[Any]:
     """Yield Arrow batches of the range. `topic_id` is the id when it was planned, empty if the brokers have none."""
+    span = f"reading {requested.partition_name}, offsets {requested.start} to {requested.stop - 1}, from"
+    with task_errors(f"{span} {settings.bootstrap}"):
+        yield from _read_range(requested, topic_id, settings)
+
+
+def _read_range(requested: RecordRange, topic_id: str, settings: ReadSettings) -> Iterator[Any]:
     with BlockingCluster(settings.bootstrap) as cluster:
         decoder = settings.decoder(requested)
-        for response in PartitionFetches(cluster, requested, topic_id, settings.committed_only).responses():
+        fetches = PartitionFetches(cluster, requested, topic_id, settings.committed_only, settings.stalled_s_max)
+        for response in fetches.responses():
             if not isinstance(response, LogShortened):
                 yield from decoder.feed(memoryview(response.records), response.aborted_transactions or ())
             elif settings.fail_on_data_loss:
-                raise PipelineError(f"{response}; pass failOnDataLoss=false to continue at the log start")
+                raise PipelineError(f"{response}; {settings.after_loss} at the log start")
             elif response.resume_at is not None:
                 # The first batch may contain records below `resume_at`. Skip them: they are deleted, too.
                 yield from decoder.finish()
@@ -74,13 +84,19 @@ class PartitionFetches:
     """Fetch requests to one partition's leader. They follow leader changes."""
 
     def __init__(
-        self, cluster: BlockingCluster, requested: RecordRange, topic_id: str, committed_only: bool = False
+        self,
+        cluster: BlockingCluster,
+        requested: RecordRange,
+        topic_id: str,
+        committed_only: bool = False,
+        stalled_s_max: float = STALLED_S_MAX,
     ) -> None:
         self._cluster = cluster
         self._requested = requested
         self._name = requested.partition_name
         self._topic_id = topic_id
         self._isolation_level = int(committed_only)
+        self._stalled_s_max = stalled_s_max
         self._leader: Connection | None = None
 
     def responses(self) -> Iterator[FetchPartitionResponse | LogShortened]:
@@ -107,7 +123,7 @@ class PartitionFetches:
 
     async def _fetch(self, offset: int) -> FetchPartitionResponse:
         """Return the first response that contains a batch."""
-        stalled = Deadline(STALLED_S_MAX)
+        stalled = Deadline(self._stalled_s_max)
         while True:
             response = await self._cluster.cluster.retry(lambda within: self._attempt(offset, within))
             if len(response.records):
@@ -118,8 +134,8 @@ class PartitionFetches:
                     end += f" and its last stable offset {response.last_stable_offset} (is a transaction open?)"
                 raise KafkaError(
                     ErrorCode.offset_not_available,
-                    f"{self._name} returned nothing at {offset} for {STALLED_S_MAX:g} s; {end}, and offsets up to "
-                    f"{self._requested.stop} were requested",
+                    f"{self._name} returned nothing at {offset} for {self._stalled_s_max:g} s; {end}, and offsets up "
+                    f"to {self._requested.stop} were requested",
                 )
 
     async def _attempt(self, offset: int, within: Deadline) -> FetchPartitionResponse:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from threading import Lock
 from typing import Any
 
@@ -23,7 +25,8 @@ from chronik.client.security import PLAINTEXT_SECURITY
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.columns import arrow_schema
-from chronik.pipeline.source.options import SourceOptions
+from chronik.pipeline.source.group_offsets import GroupOffsets
+from chronik.pipeline.source.options import RANGES_ONLY, SourceOptions
 from chronik.pipeline.source.planner import Planner, Position
 from chronik.pipeline.source.ranges import RANGES_SCHEMA, to_row
 from chronik.pipeline.source.reading import ReadSettings, read_range
@@ -34,6 +37,9 @@ logger = logging.getLogger(__name__)
 class ChronikSource(DataSource):
     """`format("chronik")`. `pipeline.source.options` documents the options."""
 
+    listener_commits = False
+    """Whether a GroupCommitter of the session commits the offsets of queries, and not the source itself."""
+
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._given = dict(options)
@@ -43,7 +49,7 @@ class ChronikSource(DataSource):
         return "chronik"
 
     def schema(self) -> StructType:
-        if self._given_flag("rangesOnly"):
+        if self._given_flag(RANGES_ONLY):
             return from_arrow_schema(RANGES_SCHEMA)
         return from_arrow_schema(arrow_schema(self._given_flag("includeHeaders")), prefer_timestamp_ntz=False)
 
@@ -51,7 +57,7 @@ class ChronikSource(DataSource):
         return BatchReader(SourceOptions.parse(self._given, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(SourceOptions.parse(self._given, streaming=True))
+        return StreamReader(SourceOptions.parse(self._given, streaming=True), self.listener_commits)
 
     def _given_flag(self, name: str) -> bool:
         """Read a flag before the options are parsed: Spark needs the schema before it chooses batch or streaming."""
@@ -67,6 +73,8 @@ def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
     if options.ranges_only:
         return iter((to_row(requested, topic_id),))
     settings = ReadSettings(options.bootstrap, options.with_headers, options.committed_only, options.fail_on_data_loss)
+    if options.stalled_s_max is not None:
+        settings = replace(settings, stalled_s_max=options.stalled_s_max)
     return read_range(requested, topic_id, settings)
 
 
@@ -79,7 +87,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with BlockingCluster(self._options.bootstrap) as cluster:
             planner = Planner(self._options, cluster, logger.warning)
-            return [InputPartition(task) for task in planner.ranges(planner.start(), planner.end())]
+            return [InputPartition(task) for task in planner.batch_ranges()]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(partition, self._options)
@@ -88,18 +96,23 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads continuously. Stays in one process while its query runs. Executors get a copy without a connection."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, listener_commits: bool = False) -> None:
         self._options = options
+        # The listener gets nothing but positions, which are public, so it cannot connect with secrets from options.
+        settings = ClientSettings.of(options.bootstrap)
+        is_secret = settings.path is None and settings.security != PLAINTEXT_SECURITY
+        self._listener_commits = listener_commits and not is_secret
         self._cluster: BlockingCluster | None = None
         self._target: Position | None = None
         self._latest: Position | None = None
-        self._committed: Position | None = None
+        self._group = GroupOffsets("" if self._listener_commits else options.group)
+        self._last_trigger_s: float | None = None
 
-    def __getstate__(self) -> SourceOptions:
-        return self._options
+    def __getstate__(self) -> tuple[SourceOptions, bool]:
+        return self._options, self._listener_commits
 
-    def __setstate__(self, options: SourceOptions) -> None:
-        StreamReader.__init__(self, options)
+    def __setstate__(self, state: tuple[SourceOptions, bool]) -> None:
+        StreamReader.__init__(self, *state)
 
     def initialOffset(self) -> dict[str, Any]:
         return self._to_json(self._planner().start())
@@ -117,11 +130,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Not in `commit`: Spark omits that call after the last AvailableNow micro-batch.
         """
         position = Position.from_json(start)
-        self._commit(position)
+        self._group.commit(self._open(), position.offsets, self._open().loop.time())
         planner = self._planner()
         self._latest = self._target or planner.latest()
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._to_json(planner.advance(position, self._latest, rows_max))
+        end = planner.advance(position, self._latest, rows_max)
+        return self._to_json(position if self._waits_for_more(position, self._latest) else end)
+
+    def _waits_for_more(self, start: Position, latest: Position) -> bool:
+        """Return whether the next micro-batch has fewer offsets than requested, and has not waited long enough."""
+        now_s, least = self._open().loop.time(), self._options.rows_per_trigger_min
+        if least and self._target is None and self._last_trigger_s is not None:
+            offsets = sum(end - start.offsets.get(partition, 0) for partition, end in latest.offsets.items())
+            if offsets < least and now_s - self._last_trigger_s < self._options.trigger_delay_s_max:
+                return True
+        self._last_trigger_s = now_s
+        return False
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the latest offset of the last plan. It is only for lag figures, so do not query the cluster again."""
@@ -139,15 +163,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(partition, self._options)
 
-    def _commit(self, position: Position) -> None:
-        group = self._options.group
-        if group and position != self._committed and self._open().commit(group, position.offsets):
-            self._committed = position
-
     def _to_json(self, position: Position) -> dict[str, Any]:
-        settings, group = ClientSettings.of(self._options.bootstrap), self._options.group
-        if settings.path is None and settings.security != PLAINTEXT_SECURITY:
-            group = ""  # positions are public, so the listener could not connect; the source commits by itself
+        settings = ClientSettings.of(self._options.bootstrap)
+        group = self._options.group if self._listener_commits else ""
         return position.to_json(settings.bootstrap, group, settings.path or "")
 
     def _planner(self) -> Planner:
@@ -168,35 +186,34 @@ class GroupCommitter(StreamingQueryListener):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._committed: dict[tuple[str, int], str] = {}
+        self._groups: dict[tuple[str, int], GroupOffsets] = {}
 
     def onQueryStarted(self, event: Any) -> None:
         pass
 
     def onQueryProgress(self, event: Any) -> None:
+        now_s = datetime.fromisoformat(event.progress.timestamp).timestamp()
         for index, source in enumerate(event.progress.sources):
-            reader, end = (str(event.progress.id), index), source.endOffset
-            with self._lock:
-                if end is not None and self._committed.get(reader) != end and _commit_position(end):
-                    self._committed[reader] = end
+            if source.endOffset is not None:
+                with self._lock:
+                    self._commit((str(event.progress.id), index), source.endOffset, now_s)
 
     def onQueryTerminated(self, event: Any) -> None:
         with self._lock:
-            for reader in [reader for reader in self._committed if reader[0] == str(event.id)]:
-                del self._committed[reader]
+            for reader in [reader for reader in self._groups if reader[0] == str(event.id)]:
+                del self._groups[reader]
 
-
-def _commit_position(written: str) -> bool:
-    """Commit a position to the group that it names. Return False if it names none, or if the commit failed."""
-    try:
-        position = json.loads(written)
-        bootstrap, group, path = position["bootstrap"], position["group"], position.get("properties", "")
-    except (ValueError, KeyError, TypeError):
-        return False
-    try:
-        offsets = Position.from_json(position).offsets
-        with BlockingCluster(load_settings(path, bootstrap) if path else bootstrap) as cluster:
-            return cluster.commit(group, offsets)
-    except (PipelineError, PropertiesError) as error:
-        logger.warning("offsets were not committed to group %s: %s", group, error)
-        return False
+    def _commit(self, reader: tuple[str, int], written: str, now_s: float) -> None:
+        """Commit a position to the group that it names, if it names one."""
+        try:
+            position = json.loads(written)
+            bootstrap, group, path = position["bootstrap"], position["group"], position.get("properties", "")
+        except (ValueError, KeyError, TypeError):
+            return
+        try:
+            offsets = Position.from_json(position).offsets
+            target = load_settings(path, bootstrap) if path else bootstrap
+        except (PipelineError, PropertiesError) as error:
+            logger.warning("offsets are not committed to group %s: %s", group, error)
+            return
+        self._groups.setdefault(reader, GroupOffsets(group)).commit(target, offsets, now_s)

@@ -1,0 +1,120 @@
+"""Tables in an object store, through a real HTTP server that speaks S3: land, audit, merge, and a lost checkpoint."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from tests.support.eventually import eventually
+from tests.support.landing import records
+from tests.support.ports import free_ports
+
+from chronik.pipeline.audit.blocks import LANDED
+from chronik.pipeline.audit.table import find_tables, read_table, table_ranges
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable, Write
+from chronik.pipeline.land.landed_offsets import LandedOffsets
+from chronik.pipeline.land.maintenance import maintain
+from chronik.pipeline.land.schema import table_schema
+from chronik.pipeline.land.task import NewFile, WriteTask, remove_files
+from chronik.wire.checksum import record_checksum
+
+BUCKET = "tables"
+START_S_MAX = 60.0
+BATCHES = 4
+_names = count()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of a bucket, which the environment gives credentials for."""
+    # A process of its own: deltalake does not release the GIL while it waits for a response.
+    (port,) = free_ports(1)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        eventually(lambda: is_listening(port), START_S_MAX, "the server listens")
+        created = urllib.request.Request(f"{settings['AWS_ENDPOINT_URL']}/{BUCKET}", method="PUT")
+        urllib.request.urlopen(created, timeout=START_S_MAX).close()
+        yield BUCKET
+    server.kill()
+    server.wait()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def lander(uri: str) -> BatchLander:
+    return BatchLander(LandingTable.open(uri, table_schema(None), "t", "id-1"))
+
+
+def writer(uri: str, *batches: Any) -> Write:
+    def write(landed: LandedOffsets) -> list[NewFile]:
+        return WriteTask(uri, "", "x", None, landed).write(iter(batches), f"part-{next(_names)}")
+
+    return write
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_a_table_in_s3_is_landed_audited_and_merged(s3: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", BATCHES)
+    uri = f"{scheme}://{s3}/{scheme}/t"
+    landing = lander(uri)
+    for batch in range(BATCHES):
+        rows = records(0, range(batch * 10, batch * 10 + 10))
+        assert landing.land("q", batch, writer(uri, rows)) == LandedBatch(10, 0)
+    end = BATCHES * 10
+    done = maintain(uri, "m", 1_800_000_000_000)
+    assert (done.merged_files, done.new_files) == (BATCHES, 1)
+    assert len(DeltaTable(uri).file_uris()) == 1
+    lost_checkpoint = lander(uri)
+    assert lost_checkpoint.land("new", 0, writer(uri, records(0, range(end + 5)))) == LandedBatch(5, 0)
+    (table,) = find_tables(uri, "t")
+    rows = pa.Table.from_batches(batch for task in table_ranges([table], 16, 2) for batch in read_table(task)).sort_by(
+        "start"
+    )
+    assert rows.column("start").to_pylist() == list(range(end + 5))
+    assert set(rows.column("side").to_pylist()) == {LANDED}
+    assert rows.column("checksum")[7].as_py() == record_checksum(b"k7", b"v7", [("h", b"1")])
+
+
+def test_files_of_a_failed_attempt_are_removed_from_s3(s3: str) -> None:
+    uri = f"s3://{s3}/attempt/t"
+    landing = lander(uri)
+    files = writer(uri, records(0, range(5)))(LandedOffsets())
+    remove_files(uri, files[0].path.rpartition("/")[2])
+    with pytest.raises(PipelineError, match=r"reading date=.* of the table"):
+        table = find_tables(uri, "t")[0]
+        broken = table_ranges([type(table)(table.name, ((files[0].path, 1),), True)], 16, 1)
+        list(read_table(broken[0]))
+    assert landing.land("q", 0, writer(uri, records(0, range(5)))) == LandedBatch(5, 0)
+
+
+def test_an_unknown_address_is_a_one_line_error() -> None:
+    with pytest.raises(PipelineError, match="ftp://host/t"):
+        find_tables("ftp://host/t", "t")
+    with pytest.raises(PipelineError, match="cannot use the address ftp://host/t"):
+        WriteTask("ftp://host/t", "", "x", None, LandedOffsets()).write(iter(()), "x")
