@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.conftest import StartNode
@@ -19,6 +21,7 @@ from tests.node.support_wire import (
 from tests.support.eventually import eventually
 from tests.support.node import Node
 
+from chronik.node.serving.server import decode_request
 from chronik.wire import messages
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -248,3 +251,42 @@ def test_init_transactions_of_kafka_python_succeeds(shared_node: Node) -> None:
         producer.abort_transaction()
     finally:
         producer.close(timeout=5)
+
+
+# -- large requests, which are decoded in a thread ---------------------------------------------------------------------
+
+MANY = 20_000
+
+
+def test_a_large_request_is_answered_in_order_and_the_node_serves_others(client: WireClient, shared_node: Node) -> None:
+    names = [{"name": f"absent-{number}"} for number in range(MANY)]
+    values = {"topics": names, "allow_auto_topic_creation": False}
+    body = messages.write_request(ApiKey.METADATA, 12, values)
+    first = client.send(ApiKey.METADATA, 12, body)
+    second = client.send(ApiKey.API_VERSIONS, 0, b"")
+    with connect(shared_node) as other:
+        assert other.call(ApiKey.API_VERSIONS, 3, {}).error_code is ErrorCode.none
+    answer = messages.read_response(ApiKey.METADATA, 12, client.answer(ApiKey.METADATA, 12, first))
+    assert len(answer.topics) == MANY
+    assert client.receive()[0] == second
+
+
+def test_a_large_malformed_request_closes_its_connection(client: WireClient) -> None:
+    client.send(ApiKey.METADATA, 12, b"\xff" * 200_000)
+    assert client.ended_without_a_byte()
+
+
+async def test_only_large_requests_are_decoded_in_a_thread() -> None:
+    decoded: list[int] = []
+
+    async def run_blocking(call: Callable[[], Any]) -> Any:
+        message = call()
+        decoded.append(len(message.topics))
+        return message
+
+    runtime = cast(Any, SimpleNamespace(run_blocking=run_blocking))
+    for count in (10, MANY):
+        values = {"topics": [{"name": f"t{number}"} for number in range(count)], "allow_auto_topic_creation": False}
+        body = messages.write_request(ApiKey.METADATA, 12, values)
+        assert len((await decode_request(runtime, ApiKey.METADATA, 12, body)).topics) == count
+    assert decoded == [MANY]

@@ -18,10 +18,9 @@ from chronik.node.serving.access import Access, Decisions, NoRights
 from chronik.node.serving.api import Handler
 from chronik.node.serving.connection import Request
 from chronik.node.serving.deadlines import bounded_wait_s
-from chronik.node.serving.server import answer_cold
+from chronik.node.serving.server import answer_cold, decode_request
 from chronik.observe.metrics import api_name
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
-from chronik.wire.messages import read_request
 
 SLACK_S = 2.0
 """Added to the request's own timeout, which the controller enforces itself by answering when it expires."""
@@ -45,6 +44,7 @@ class Envelopes:
 
         `decisions` authorize the requests in envelopes; None if every client may do everything.
         """
+        self._runtime = runtime
         self._loop = runtime.loop
         self._node_id = runtime.node_id
         self._metadata = metadata
@@ -114,7 +114,7 @@ class Envelopes:
             # The client's rights, not those of the node that sent the envelope.
             Access(envelope.principal, envelope.host, self._decisions_for(envelope), api_name(envelope.api_key)),
         )
-        request.message = read_request(envelope.api_key, envelope.api_version, envelope.body)
+        request.message = await decode_request(self._runtime, envelope.api_key, envelope.api_version, envelope.body)
         answer, is_failed = await answer_cold(handler, request, self._log)
         return EnvelopeReply(True, self._node_id, self._metadata.version, is_failed, answer)
 

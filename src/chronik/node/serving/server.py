@@ -33,6 +33,8 @@ QUIET_CHECK_S = 0.01
 STALLED_FRAME_S = 10.0
 NO_FRAME = memoryview(b"")
 RESPONSE_BYTES_MIN = 64 * 1024
+LOOP_BODY_BYTES_MAX = 64 * 1024
+"""Larger requests are decoded in a thread: a million elements take most of a second."""
 REFUSALS_LOGGED_PER_SWEEP = 10
 THROTTLE_TIME = "throttle_time"
 _INT32 = Struct(">i")
@@ -77,6 +79,7 @@ class Server:
     def __init__(self, runtime: Runtime, tls: NodeTls | None = None) -> None:
         """`tls` is needed by TLS listeners."""
         config = runtime.config
+        self._runtime = runtime
         self.loop = runtime.loop
         self.decisions: Decisions | None = None
         """The authorizer for clients; None if every client may do everything."""
@@ -350,14 +353,17 @@ class Server:
             request.frame = NO_FRAME
             return
         body = bytes(frame[body_at:])
-        request.message = read_request(api_key, version, body)
         request.frame = NO_FRAME
-        if self.quotas is not None:
-            request.limits = self.quotas.limit(request)
+        is_large = len(body) > LOOP_BODY_BYTES_MAX
+        if not is_large:
+            request.message = read_request(api_key, version, body)
+            if self.quotas is not None:
+                request.limits = self.quotas.limit(request)
         reply = self._expect(request, route)
         if connection.is_ordered:
             connection.hold()
-        self.spawn(self._run_cold(route.handler, request, reply, body))
+        run = self._run_large if is_large else self._run_cold
+        self.spawn(run(route.handler, request, reply, body))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a request's work in a task that is cancelled at the latest when this server closes."""
@@ -372,6 +378,17 @@ class Server:
         reply = Reply(request, request.api_version >= route.flexible_from, route.metrics, self._clock)
         request.connection.expect_reply(reply)
         return reply
+
+    async def _run_large(self, handler: Handler, request: Request, reply: Reply, body: bytes) -> None:
+        """Run a request whose decoding would block the loop."""
+        try:
+            request.message = await decode_request(self._runtime, request.api_key, request.api_version, body)
+        except MalformedRequest as error:
+            request.connection.drop(str(error))
+            return
+        if self.quotas is not None:
+            request.limits = self.quotas.limit(request)
+        await self._run_cold(handler, request, reply, body)
 
     async def _run_cold(self, handler: Handler, request: Request, reply: Reply, body: bytes) -> None:
         api, connection, controller = handler.api, request.connection, self._controller
@@ -396,6 +413,13 @@ class Server:
         reply.send((answer,))
         if connection.is_ordered:
             connection.release()
+
+
+async def decode_request(runtime: Runtime, api_key: int, version: int, body: bytes) -> Any:
+    """Decode a request; a large one in a thread."""
+    if len(body) <= LOOP_BODY_BYTES_MAX:
+        return read_request(api_key, version, body)
+    return await runtime.run_blocking(partial(read_request, api_key, version, body))
 
 
 async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
