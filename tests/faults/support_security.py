@@ -221,8 +221,12 @@ class ClusterSecurity:
     def log_in(self, node: LocalNode, name: str) -> WireClient:
         """Return a connection of a user with its current password."""
         client = self.connect(node)
-        answer = log_in(client, MECHANISM, name, self._passwords[name])
-        assert answer.error_code is ErrorCode.none, f"{name} is refused by node {node.id}: {answer}"
+        try:
+            answer = log_in(client, MECHANISM, name, self._passwords[name])
+            assert answer.error_code is ErrorCode.none, f"{name} is refused by node {node.id}: {answer}"
+        except BaseException:
+            client.socket.close()
+            raise
         return client
 
     # -- rights --------------------------------------------------------------------------------------------------------

@@ -435,11 +435,12 @@ async def test_describe_configs_explains_what_it_cannot_describe(tmp_path: Path)
             (TOPIC, "missing", ErrorCode.unknown_topic_or_partition),
             (BROKER, "7", ErrorCode.invalid_request),
             (GROUP, "", ErrorCode.invalid_request),
-            (CLIENT_METRICS, "m", ErrorCode.invalid_request),
+            (CLIENT_METRICS, "", ErrorCode.invalid_request),
         ):
             result = await describe(broker, kind, name)
             assert result.error_code == code
             assert result.error_message and result.configs == ()
+        assert (await describe(broker, CLIENT_METRICS, "missing")).configs == ()
 
 
 async def test_a_group_has_configs_before_it_exists(tmp_path: Path) -> None:

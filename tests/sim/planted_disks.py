@@ -138,20 +138,19 @@ def metadata_mark_is_not_read() -> AbstractContextManager[Any]:
 
 
 class Found(NamedTuple):
-    """A seed that finds a bug, and a part of its report."""
+    """A seed that finds a bug, at least until the nodes' code changes."""
 
     scenario: str
     seed: int
-    symptom: str
 
 
 PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
-    empty_or_short_replica_leads: Found(BadDisks.name, 12, "is committed"),
-    sick_disk_keeps_its_offices: Found(BadDisks.name, 15, "nothing was acknowledged for"),
-    damaged_replica_is_kept: Found(BadDisks.name, 1, "kafka_storage_error"),
-    coordinator_answers_without_lease: Found(ThreeNodes.name, 28, "was known"),
-    cluster_is_founded_beside_logs: Found(BadDisks.name, 14, "both lead"),
-    synced_end_is_not_read: Found(BadDisks.name, 103, "is committed"),
-    metadata_mark_is_not_read: Found(BadDisks.name, 81, "expected at"),
+    empty_or_short_replica_leads: Found(BadDisks.name, 12),
+    sick_disk_keeps_its_offices: Found(BadDisks.name, 15),
+    damaged_replica_is_kept: Found(BadDisks.name, 1),
+    coordinator_answers_without_lease: Found(ThreeNodes.name, 28),
+    cluster_is_founded_beside_logs: Found(BadDisks.name, 14),
+    synced_end_is_not_read: Found(BadDisks.name, 103),
+    metadata_mark_is_not_read: Found(BadDisks.name, 81),
 }
-"""Hits are far apart, so each test runs one seed. docs/simulator.md lists how often each bug is found."""
+"""Hits are far apart, so each test runs few seeds. docs/simulator.md lists how often each bug is found."""
