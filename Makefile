@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TOOLS := .tools
 PYTEST_ARGS ?=
 # Test files that run at the same time: more than 2 cores can run, because many tests wait for timeouts of the cluster.
-JOBS ?= 4
+JOBS ?= 3
 QUICK := $(addprefix tests/,wire storage raft metadata replication groups client observe doctor test_docs.py)
 BENCH_ARGS ?=
 # Of `make soak`: how long, and the seed that an earlier run printed.
