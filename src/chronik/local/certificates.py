@@ -1,6 +1,6 @@
 """Certificates for development and tests: an authority, and the certificates that it issues to nodes and clients.
 
-    ca.pem, ca.key          the authority; whoever has ca.key can become any node or client
+    ca.pem, ca.key          the authority; with ca.key, an attacker can become any node or client
     NAME.pem, NAME.key      a certificate and its private key (PKCS#8, so that Java reads it too)
 
 All files are PEM, keys have mode 0600, and each file is replaced at once: a node that reloads never reads half of one.

@@ -43,7 +43,7 @@ async def handle(
         if topic_id is not None:
             name = image.names_by_id.get(topic_id)
         elif name is not None and image.topic(name) is None:
-            # Whether the topic exists is told only to clients that may describe it.
+            # Only clients that may describe the topic learn whether it exists.
             access.require(Operation.DESCRIBE, ResourceType.TOPIC, name)
             return
         if name is not None:

@@ -67,7 +67,7 @@ UNPROVEN_FRAME_BYTES_MAX = 4096
 
 
 def internal_listener(config: NodeConfig) -> ListenerConfig:
-    """Return the listener for nodes. Its name is that of `listen.kafka`: nodes are told the addresses of that."""
+    """Return the listener for nodes. Its name is that of `listen.kafka`, whose addresses nodes receive."""
     return ListenerConfig(
         DEFAULT_LISTENER, str(config.internal_endpoint), "SSL" if config.security.internal_tls else "PLAINTEXT"
     )

@@ -78,7 +78,7 @@ class Request:
 
     @property
     def listener(self) -> str:
-        """The name of the listener that the client came in by: it is told the addresses of that listener."""
+        """The name of the client's listener: the client receives the addresses of that listener."""
         return self.connection.listener.name
 
 
