@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -146,6 +147,15 @@ def python_workers() -> list[int]:
     return [pid for pid, parent in parents.items() if parent in parents]
 
 
+@pytest.fixture
+def live_workers(spark: SparkSession) -> Iterator[None]:
+    """Use up the killed workers of the test: Spark keeps them in its pool, and the next job that gets one fails."""
+    yield
+    for _ in range(8):
+        with suppress(Exception):
+            spark.range(0, 8, 1, 8).mapInArrow(lambda batches: batches, "id long").count()
+
+
 def kill_workers() -> None:
     for pid in python_workers():
         try:
@@ -160,6 +170,7 @@ def test_a_landing_survives_brokers_that_are_down_and_killed_workers(
     tmp_path: Path,
     rows_per_batch: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
+    live_workers: None,
 ) -> None:
     at, name = own_node.bootstrap, "land-outage"
     topics.create(at, name)
