@@ -19,17 +19,22 @@ SECONDS ?= 1800
 SEED ?=
 
 VENV_STAMP := $(VENV)/.stamp-venv
+SOURCES := $(shell find src -type f -not -name '*.pyc')
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 TOOLS_STAMP := $(TOOLS)/.stamp
 SPARK_ARCHIVE := $(TOOLS)/spark.jsa
+# The wheel, installed: what the nodes of the tests, of `make bench` and of `make soak` run.
+COMPILED := .compiled
+COMPILED_STAMP := $(COMPILED)/.stamp
+TESTED := TESTED_CHRONIK=$(CURDIR)/$(COMPILED)/installed
 
 # Both names: pip up to 25.2 reads the first for build environments as well, later ones only the second.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup bytecode demo test test-quick check audit bench soak soak-counts clean
+.PHONY: help setup bytecode wheel demo test test-quick check audit bench soak soak-counts clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile
@@ -41,12 +46,18 @@ setup: $(RUN_STAMP) ## .venv with the run time; .venv/bin/chronik exists after i
 bytecode: $(RUN_STAMP)
 	@$(BIN)/python -m compileall -q src
 
+wheel: $(COMPILED_STAMP) ## wheels in dist: compiled if there is a C compiler, and pure
+	@rm -rf dist/chronik-*.whl && mkdir -p dist
+	@cp $(COMPILED)/wheel/*.whl dist/
+	@CHRONIK_COMPILE=no $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/chronik-*.whl
+
 demo: $(RUN_STAMP) bytecode ## the whole story on one machine, on free ports
 	@$(BIN)/chronik demo
 
 # PYTHONDONTWRITEBYTECODE is empty because every worker would otherwise compile all tests again at each run (8 s).
-test: check $(TOOLS_STAMP) $(SPARK_ARCHIVE) bytecode ## check, then the whole suite, with real clients
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: check $(TOOLS_STAMP) $(SPARK_ARCHIVE) $(COMPILED_STAMP) bytecode ## check, then the whole suite, with real clients
+	@PYTHONDONTWRITEBYTECODE= $(TESTED) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-quick: check bytecode ## check, then the tests of the pure packages, storage and the client: about 90 seconds
 	@$(BIN)/python -m pytest -q -n $(JOBS) $(QUICK) $(PYTEST_ARGS)
@@ -60,17 +71,17 @@ check: $(DEV_STAMP) ## format, lint, security rules, types, import direction
 audit: $(VENV_STAMP) ## known vulnerabilities of the pinned versions, if an index of advisories can be reached
 	@$(BIN)/python scripts/audit $(TOOLS)/audit
 
-bench: $(DEV_STAMP) $(TOOLS_STAMP) bytecode ## Chronik against its goals and beside Apache Kafka; writes bench/results
-	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+bench: $(DEV_STAMP) $(TOOLS_STAMP) $(COMPILED_STAMP) bytecode ## Chronik against its goals and beside Apache Kafka; writes bench/results
+	@$(TESTED) $(BIN)/python bench/run.py $(BENCH_ARGS)
 
-soak: $(DEV_STAMP) bytecode ## faults on real processes and simulated ones for SECONDS=1800; writes bench/results/soak.json
-	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+soak: $(DEV_STAMP) $(COMPILED_STAMP) bytecode ## faults on real processes and simulated ones for SECONDS=1800; writes bench/results/soak.json
+	@$(TESTED) $(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-soak-counts: $(DEV_STAMP) $(TOOLS_STAMP) bytecode ## the long tests with fixed counts, however long they take
-	@$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+soak-counts: $(DEV_STAMP) $(TOOLS_STAMP) $(COMPILED_STAMP) bytecode ## the long tests with fixed counts, however long they take
+	@$(TESTED) $(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 clean: ## remove what set-up and the tools made; data folders stay
-	@rm -rf $(VENV) $(TOOLS) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) $(TOOLS) $(COMPILED) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV_STAMP): scripts/find-python
@@ -80,12 +91,21 @@ $(VENV_STAMP): scripts/find-python
 $(RUN_STAMP): pyproject.toml constraints.txt scripts/find-java $(VENV_STAMP)
 	@bash scripts/find-java
 	@echo "chronik: installing the run time into $(VENV)"
-	@$(BIN)/python -m pip install --quiet -e '.[spark]'
+	@$(BIN)/python -m pip install --quiet -e '.[spark,sql,iceberg]'
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
 	@echo "chronik: installing what the tests need into $(VENV)"
-	@$(BIN)/python -m pip install --quiet -e '.[dev,spark]'
+	@$(BIN)/python -m pip install --quiet -e '.[dev,spark,sql,iceberg]'
+	@touch $@
+
+# pip does not show why a wheel is pure, so its record is printed.
+$(COMPILED_STAMP): $(VENV_STAMP) pyproject.toml constraints.txt scripts/build_backend.py $(SOURCES)
+	@echo "chronik: building the wheel that the nodes of tests and measurements run"
+	@rm -rf $(COMPILED)
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(COMPILED)/wheel .
+	@$(BIN)/python -m pip install --quiet --no-deps --target $(COMPILED)/installed $(COMPILED)/wheel/*.whl
+	@$(BIN)/python scripts/build-reason $(COMPILED)/installed/chronik/build.json
 	@touch $@
 
 $(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml $(wildcard tests/support/apache/*.xml tests/clients/go/*)

@@ -7,6 +7,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from tests.support.tested_build import tested_environment
+
 from bench.servers import ADMINISTRATOR, CHRONIK, MECHANISM, ServerEnded, Setup, Side
 from chronik.client.properties import ClientSettings, Target
 from chronik.client.security import ClientSecurity
@@ -22,7 +24,7 @@ class ChronikServer:
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.setup = setup
-        self._environment = tied_environment()
+        self._environment = {**tied_environment(), **tested_environment()}
         self._cluster = LocalCluster(str(folder), command=TIED_NODE, environment=self._environment)
         self._password = secrets.token_urlsafe()
         settings: dict[str, Any] = {"durability": setup.durability}

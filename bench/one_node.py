@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.node import CHRONIK, Node
+from tests.support.tested_build import is_compiled
 
 from bench.processes import usage_of
 from bench.restarts import GIGABYTE, LARGE_RECORD_BYTES, no_room_for
@@ -52,9 +53,9 @@ def measure(say: Callable[[str], None], *, quick: bool) -> list[Row]:
 
 
 @contextmanager
-def running_node(**settings: Any) -> Iterator[Node]:
+def running_node(*, runs_checkout: bool = False, **settings: Any) -> Iterator[Node]:
     folder = Path(tempfile.mkdtemp(prefix="chronik-bench-"))
-    node = Node(folder, settings)
+    node = Node(folder, settings, runs_checkout=runs_checkout)
     try:
         yield node.start()
         node.terminate()
@@ -86,12 +87,19 @@ def throughput(rows: OwnRows, durability: str, cpu_ms_per_mb: float, records: in
 
 def requests(rows: OwnRows, durability: str, p50_ms: float, seconds: float) -> None:
     """One-record requests: many on 10 connections, one at a time on one connection."""
+    workload = f"one-record requests, {durability}"
     with running_node(durability=durability) as node:
-        figures = bench(node, "requests", clients=10, seconds=seconds)
-        workload = f"one-record requests, {durability}"
-        rows.add(f"{workload}, 10 connections", "requests", "1/s", figures["records_per_s"], ">= 25000")
+        many = bench(node, "requests", clients=10, seconds=seconds)
+        rows.add(f"{workload}, 10 connections", "requests", "1/s", many["records_per_s"], ">= 25000")
         figures = bench(node, "requests", clients=1, depth=1, seconds=seconds)
         rows.add(f"{workload}, 1 connection", "p50", "ms", figures["latency_ms"]["p50"], f"<= {p50_ms}")
+    if is_compiled():
+        with running_node(runs_checkout=True, durability=durability) as node:
+            pure = bench(node, "requests", clients=10, seconds=seconds)
+        workload = f"{workload}, 10 connections, by those of a pure node"
+        rows.add(workload, "requests", "ratio", many["records_per_s"] / pure["records_per_s"], ">= 1.1")
+        cpu = "broker_cpu_us_per_record"
+        rows.add(workload, "broker CPU", "ratio", many[cpu] / pure[cpu], "<= 0.9")
 
 
 def idle_connections(rows: OwnRows, seconds: float) -> None:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.apache_kafka import ApacheKafka, missing
 from tests.support.node import Node
 from tests.support.spark_archive import jvm_flags
+from tests.support.tested_build import check
 
 pytest_plugins = ["tests.support.browser"]
 
@@ -70,6 +71,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background jobs ignore SIGINT. Child processes would too, and some tests stop commands with Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    try:
+        return f"nodes: {check()}"
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -178,12 +186,15 @@ def shared_node(start_shared_node: StartNode) -> Node:
     """One node for all tests that use unique topic and group names and leave the node running.
 
     Tests write records with old timestamps, so the retention check must not run during a test. Members of consumer
-    groups send heartbeats often, so that a test sees a rebalance soon.
+    groups and share groups send heartbeats often, so that a test sees a rebalance soon; locks may be short.
     """
     return start_shared_node(
         retention_check_interval_ms=24 * 60 * 60 * 1000,
         group_consumer_min_heartbeat_interval_ms=100,
         group_consumer_heartbeat_interval_ms=250,
+        group_share_min_heartbeat_interval_ms=100,
+        group_share_heartbeat_interval_ms=250,
+        group_share_min_record_lock_duration_ms=1_000,
     )
 
 

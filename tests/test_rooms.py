@@ -23,32 +23,36 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("cli", "web"),
     ("pipeline", "doctor", "local"),
     ("node",),
-    ("transactions",),
+    ("transactions", "shares"),
     ("groups", "replication", "metadata", "raft"),
     ("client", "storage", "observe"),
-    ("authentication", "authorization", "quotas"),
+    ("authentication", "authorization", "quotas", "schemas"),
     ("wire",),
 )
 # The same inside `node`: its packages and its modules.
 NODE_LEVELS: tuple[tuple[str, ...], ...] = (
     ("broker", "metadata_restore"),
-    ("api_table", "trace_topic"),
+    ("api_table", "trace_topic", "schema_registry"),
     ("apis",),
+    ("shares",),
     ("coordinators", "forwarding"),
     ("admin",),
     ("replicas",),
     ("membership",),
     ("serving",),
     ("runtime",),
-    ("environment", "topic_settings", "age_clock", "disk_watch"),
+    ("environment", "topic_settings", "age_clock", "disk_watch", "process_config"),
     ("config",),
 )
 # The same inside `pipeline`.
 PIPELINE_LEVELS: tuple[tuple[str, ...], ...] = (
+    ("service",),
     ("report",),
-    ("land", "audit", "stalls", "session"),
+    ("land", "audit", "stalls", "session", "sql"),
     ("sink",),
-    ("source", "storage"),
+    ("typed",),
+    ("source", "catalog", "deleted"),
+    ("storage",),
     ("errors",),
 )
 INNER_LEVELS = {"node": NODE_LEVELS, "pipeline": PIPELINE_LEVELS}

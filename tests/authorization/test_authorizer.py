@@ -297,3 +297,23 @@ def test_a_removed_acl_ends_cached_decisions() -> None:
     assert not authorizer.allows(ALICE, HOST, Operation.READ, TOPIC, "orders")
     authorizer.remove([deny])
     assert authorizer.allows(ALICE, HOST, Operation.READ, TOPIC, "orders")
+
+
+def test_known_decisions_are_true_after_a_change_and_after_an_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DECISIONS_MAX", 3)
+    authorizer = Authorizer()
+    allow = acl(Operation.READ)
+    key = (Operation.READ << 8 | TOPIC, "orders")
+    authorizer.add([allow])
+    known = authorizer.known(ALICE, HOST)
+    assert authorizer.allows(ALICE, HOST, Operation.READ, TOPIC, "orders")
+    assert known.get(key)
+    for topic in range(5):
+        authorizer.allows("User:bob", HOST, Operation.READ, TOPIC, f"t{topic}")
+    authorizer.remove([allow])
+    assert not known
+    authorizer.add([allow])
+    known = authorizer.known(ALICE, HOST)
+    assert authorizer.allows(ALICE, HOST, Operation.READ, TOPIC, "orders")
+    authorizer.remove([allow])
+    assert not known.get(key)

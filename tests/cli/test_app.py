@@ -12,9 +12,9 @@ from chronik import __version__
 
 
 @pytest.mark.parametrize("argument", ["--version", "version"])
-def test_the_version_is_printed_alone(argument: str) -> None:
+def test_the_version_is_printed_with_the_build(argument: str) -> None:
     shown = chronik(argument)
-    assert (shown.code, shown.out, shown.err) == (0, f"{__version__}\n", "")
+    assert (shown.code, shown.out, shown.err) == (0, f"{__version__} (pure: a checkout or an editable install)\n", "")
 
 
 def test_the_version_is_printed_without_loading_the_commands() -> None:

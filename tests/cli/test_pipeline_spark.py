@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import threading
+from pathlib import Path
 
-from chronik.cli.pipeline_spark import CONNECTOR, connector_fault, with_connector
+import pytest
+from tests.support.eventually import eventually
+
+from chronik.cli.pipeline_spark import CONNECTOR, bound_log, connector_fault, with_connector
 
 LOG = """
 :: problems summary ::
@@ -35,3 +40,23 @@ def test_the_error_names_packages_that_maven_lacks_and_the_option_to_pass() -> N
         f"Spark cannot get {CONNECTOR}:4.3.0, org.apache.kafka:kafka-clients:3.9.1 from Maven: pass --conf spark.jars="
     )
     assert connector_fault("something else") is None
+
+
+def test_sparks_log_is_cut_at_a_size_while_the_jvm_writes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronik.cli.pipeline_spark.LOG_CHECK_S", 0.01)
+    path = tmp_path / "spark.log"
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    inherited, has_ended = os.dup(descriptor), threading.Event()
+    os.write(inherited, b"x" * 1000)
+    keeper = threading.Thread(target=bound_log, args=(descriptor, has_ended, 500))
+    keeper.start()
+    try:
+        eventually(lambda: path.stat().st_size == 0, 10, "the log is cut")
+        os.write(inherited, b"next")
+        assert path.read_bytes() == b"next"
+    finally:
+        has_ended.set()
+        keeper.join()
+        os.close(inherited)

@@ -62,6 +62,26 @@ def test_a_group_resumes_at_its_committed_offsets(shared_node: Node) -> None:
     assert len(values) == len(set(values)) == 500
 
 
+def test_members_of_a_share_group_print_each_record_once(shared_node: Node) -> None:
+    at = ("-b", shared_node.bootstrap)
+    create_topic(shared_node, "cli-share", 1)
+    chronik("produce", "cli-share", *at, stdin="".join(f"{number}\n" for number in range(50)))
+    share = ("consume", "cli-share", "--share", "cli-shared", "--from-beginning", "--timeout", "10", *at)
+    first = chronik(*share, "--count", "20")
+    rest = chronik(*share, "--count", "30")
+    assert (first.code, rest.code) == (0, 0), (first.err, rest.err)
+    assert sorted(map(int, (first.out + rest.out).split())) == list(range(50)), "the others were released"
+    described = chronik("group", "describe", "cli-shared", "--json", *at).json()
+    assert [(each["start"], each["lag"]) for each in described["partitions"]] == [(50, 0)]
+    refused = chronik(*share, "--group", "g")
+    assert "exclude each other" in refused.error_line
+    chronik(
+        "consume", "cli-share", "--group", "cli-classic", "--from-beginning", "--count", "1", "--timeout", "10", *at
+    )
+    other = chronik("consume", "cli-share", "--share", "cli-classic", "--count", "1", "--timeout", "10", *at)
+    assert "is not a share group" in other.error_line
+
+
 def test_consume_fails_if_too_few_records_arrive(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
     create_topic(shared_node, "cli-few")

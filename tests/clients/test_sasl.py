@@ -30,7 +30,7 @@ from confluent_kafka.admin._scram import (
 )
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from tests.clients.drivers.base import ClientError
-from tests.clients.drivers.java import SOURCE, Jvm, _settings
+from tests.clients.drivers.java import SOURCE, Jvm, settings_of
 from tests.conftest import StartNode
 from tests.node.support_sasl import ALL_MECHANISMS, PASSWORDS, log_in, write_users
 from tests.node.support_wire import connect, unique
@@ -276,8 +276,8 @@ def java_round_trip(jvm: Jvm, settings: Mapping[str, str], topic: str) -> bytes 
     try:
         limits = {"max.block.ms": "10000", "delivery.timeout.ms": "10000", "request.timeout.ms": "5000"}
         record = [None, -1, None, None, VALUE, 0]
-        jvm.call("produce", *_settings({**settings, **limits, "linger.ms": "0"}), topic, 1, 0, *record[1:])
-        return jvm.call("read", *_settings(settings), topic, 1, 1, 0).records()[0].value
+        jvm.call("produce", *settings_of({**settings, **limits, "linger.ms": "0"}), topic, 1, 0, *record[1:])
+        return jvm.call("read", *settings_of(settings), topic, 1, 1, 0).records()[0].value
     except ClientError as error:
         if "uthentication" in str(error) or "invalid_token" in str(error):
             raise Refused(str(error)) from None
@@ -412,7 +412,7 @@ def test_client_authenticates_again_without_an_error(
         settings = java_settings(node.bootstrap, with_login)
         # One consumer waits for a record that does not come, then gives up: its connection lives through the sessions.
         with pytest.raises(IndexError):
-            jvm.call("read", *_settings(settings), topic, 1, 1, 0).records()[0]
+            jvm.call("read", *settings_of(settings), topic, 1, 1, 0).records()[0]
     else:
         failures: list[object] = []
         settings_ = {**confluent_settings(node.bootstrap, with_login), "error_cb": failures.append}

@@ -203,8 +203,10 @@ class JavaTransactions:
     def __init__(self, jvm: Jvm, login: str | Login, transactional_id: str) -> None:
         self.retries = ""
         self._jvm = jvm
+        self._login = Login.of(login)
+        self._password = self._login.settings.security.password
         settings = {
-            **Login.of(login).java_options,
+            **self._login.java_options,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": str(TIMEOUT_MS),
             "delivery.timeout.ms": str(TIMEOUT_MS),
@@ -246,7 +248,8 @@ class JavaTransactions:
                 return
             except ClientError as error:
                 text = self.retries = str(error)
-                if "TimeoutException" in text and time.monotonic() <= until_s:
+                is_current = self._login.settings.security.password == self._password
+                if "TimeoutException" in text and time.monotonic() <= until_s and is_current:
                     continue
                 if verb == "producer-commit" and not any(kind in text for kind in JAVA_FATAL):
                     raise AbortRequired(text) from None

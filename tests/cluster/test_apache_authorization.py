@@ -1,12 +1,15 @@
-"""Unauthorized requests get the same errors from a node and from Apache Kafka, in each version that both serve.
+"""Each request gets the same refusals from a node and from Apache Kafka.
 
-Both begin open (`allow.everyone.if.no.acl.found`). Then an ACL of another principal closes one type of resource after
-the other: topics first, so that requests for several resources fail at each of them.
+Both begin open (`allow.everyone.if.no.acl.found`). Then an ACL of alice closes one type of resource after the other to
+everyone else: topics first, so that requests for several resources fail at each of them. Anonymous requests are
+compared in each version that both serve. When all is closed, the last versions are compared on each listener: of
+anonymous clients, of clients that have not authenticated, of eve, who has no rights, and of alice, who has all.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import ssl
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -16,6 +19,7 @@ from typing import Any
 import pytest
 from tests.conftest import StartNode
 from tests.node.support_authorization import (
+    ANY_ACL,
     CASES,
     CLUSTER,
     GROUP,
@@ -28,9 +32,12 @@ from tests.node.support_authorization import (
     Case,
     Names,
 )
+from tests.node.support_sasl import log_in, write_users
 from tests.node.support_wire import ConnectionEnded, WireClient
 from tests.support.apache_kafka import ApacheKafka, missing
+from tests.support.certificates import Certificates
 from tests.support.eventually import eventually
+from tests.support.ports import free_ports
 
 from chronik.authorization.acls import CLUSTER_NAME, Operation, PatternType, Permission, ResourceType
 from chronik.node.api_table import APIS
@@ -41,15 +48,39 @@ SETTINGS = """\
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 allow.everyone.if.no.acl.found=true
 super.users=User:broker
-listener.security.protocol.map=CONTROLLER:SASL_PLAINTEXT,PLAINTEXT:PLAINTEXT
+listener.security.protocol.map=CONTROLLER:SASL_PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
+connection.failed.authentication.delay.ms=0
+ssl.keystore.type=PEM
+ssl.client.auth=none
+sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.controller.protocol=PLAIN
 listener.name.controller.sasl.enabled.mechanisms=PLAIN
 listener.name.controller.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
 username="broker" password="broker" user_broker="broker";
 """
 """The broker reaches the controller as a super user, because the clients' principal loses its rights."""
+PLAIN_USERS = """\
+listener.name.{listener}.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+user_alice="{alice}" user_eve="{eve}";
+"""
+PASSWORDS = {"alice": "alice-secret", "eve": "eve-secret"}
+PROTOCOLS = ("SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""Of the listeners beside PLAINTEXT, which are named after them."""
+Ports = dict[str, int]
+NOT_AUTHENTICATED = ""
+VISITORS: tuple[tuple[str, str | None], ...] = (
+    ("SSL", None),
+    ("SASL_PLAINTEXT", NOT_AUTHENTICATED),
+    ("SASL_SSL", NOT_AUTHENTICATED),
+    ("SASL_PLAINTEXT", "eve"),
+    ("SASL_SSL", "eve"),
+    ("SASL_PLAINTEXT", "alice"),
+    ("SASL_SSL", "alice"),
+)
+"""A listener, and the user that logs in there; None where nobody has to. The last one may remove resources."""
 
 CLOSED = ((TOPIC, "*"), (GROUP, "*"), (TRANSACTIONAL_ID, "*"), (CLUSTER, CLUSTER_NAME))
+SERVED = {api.key: api.parsed_versions for api in APIS}
 AUTHORIZATION_ERRORS = {
     ErrorCode.topic_authorization_failed,
     ErrorCode.group_authorization_failed,
@@ -58,12 +89,28 @@ AUTHORIZATION_ERRORS = {
 }
 
 
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = Certificates(tmp_path_factory.mktemp("certificates"))
+    (made.folder / "kafka.pem").write_bytes(
+        (made.folder / "node.key").read_bytes() + made.folder.joinpath("node.pem").read_bytes()
+    )
+    return made
+
+
 @pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[ApacheKafka]:
+def kafka_ports() -> Ports:
+    return dict(zip(PROTOCOLS, free_ports(len(PROTOCOLS)), strict=True))
+
+
+@pytest.fixture
+def kafka(tmp_path: Path, certificates: Certificates, kafka_ports: Ports) -> Iterator[ApacheKafka]:
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    broker = ApacheKafka(tmp_path, SETTINGS)
+    users = "".join(PLAIN_USERS.format(listener=name.lower(), **PASSWORDS) for name in PROTOCOLS if "SASL" in name)
+    keystore = f"ssl.keystore.location={certificates.folder / 'kafka.pem'}\n"
+    broker = ApacheKafka(tmp_path, SETTINGS + users + keystore, kafka_ports)
     try:
         yield broker.start()
     finally:
@@ -73,9 +120,11 @@ def kafka(tmp_path: Path) -> Iterator[ApacheKafka]:
 class Side:
     """One of the two clusters."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self._port = int(bootstrap.rpartition(":")[2])
-        self.client = WireClient(self._port, timeout_s=60.0)
+    def __init__(self, bootstrap: str, ports: Ports, certificates: Certificates) -> None:
+        self._ports = {"PLAINTEXT": int(bootstrap.rpartition(":")[2]), **ports}
+        self._certificates = certificates
+        self._visitor: tuple[str, str | None] = ("PLAINTEXT", None)
+        self.client = self._connect()
         api_versions = self.call(ApiKey.API_VERSIONS, 0, {})
         self.versions = {api.api_key: (api.min_version, api.max_version) for api in api_versions.api_keys}
         new = {"name": ORDERS, "num_partitions": 1, "replication_factor": 1}
@@ -84,6 +133,21 @@ class Side:
         self.topic_id = metadata.topics[0].topic_id
         for key_type, key in ((0, READERS), (1, PAYMENTS)):
             eventually(partial(self._finds_coordinator, key_type, key), 30, "a coordinator")
+
+    def _connect(self) -> WireClient:
+        listener, user = self._visitor
+        client = WireClient(self._ports[listener], timeout_s=60.0)
+        if listener.endswith("SSL"):
+            client.socket = self._certificates.client().wrap_socket(client.socket, server_hostname="127.0.0.1")
+        if user:
+            assert log_in(client, "PLAIN", user, PASSWORDS[user]).error_code is ErrorCode.none
+        return client
+
+    def become(self, listener: str, user: str | None) -> None:
+        """Send the next requests as this user to this listener."""
+        self.client.socket.close()
+        self._visitor = (listener, user)
+        self.client = self._connect()
 
     def _finds_coordinator(self, key_type: int, key: str) -> bool:
         response = self.call(ApiKey.FIND_COORDINATOR, 2, {"key": key, "key_type": key_type})
@@ -98,22 +162,30 @@ class Side:
     def call(self, key: ApiKey, version: int, values: dict[str, Any]) -> Any:
         try:
             return self.client.call(key, version, values)
-        except (ConnectionEnded, ConnectionError) as error:
+        except (ConnectionEnded, ConnectionError, ssl.SSLError) as error:
             self.client.socket.close()
-            self.client = WireClient(self._port, timeout_s=60.0)
+            self.client = self._connect()
             return error
 
     def close_resources(self, resource_type: ResourceType, name: str) -> None:
+        """Leave resources of this type to alice."""
         creation = {
             "resource_type": resource_type,
             "resource_name": name,
             "resource_pattern_type": PatternType.LITERAL,
-            "principal": "User:somebody",
+            "principal": "User:alice",
             "host": "*",
             "operation": Operation.ALL,
             "permission_type": Permission.ALLOW,
         }
         assert self.call(ApiKey.CREATE_ACLS, 3, {"creations": [creation]}).results[0].error_code == 0
+        eventually(
+            partial(self._is_closed, resource_type), 30, "the broker has the ACL: Kafka's controller answers first"
+        )
+
+    def _is_closed(self, resource_type: ResourceType) -> bool:
+        described = self.call(ApiKey.DESCRIBE_ACLS, 3, {**ANY_ACL, "resource_type_filter": resource_type})
+        return bool(described.resources) or described.error_code is ErrorCode.cluster_authorization_failed
 
     def outcome(self, key: ApiKey, version: int, case: Case) -> Any:
         """Return the authorization errors of the response, each with its place."""
@@ -139,15 +211,29 @@ def places(value: Any, path: str = "") -> Iterator[tuple[str, object]]:
             yield from places(getattr(value, field.name), f"{path}.{field.name}")
 
 
-def test_refusals_equal_those_of_apache_kafka(kafka: ApacheKafka, start_node: StartNode) -> None:
-    node = start_node(authorization={"enabled": True, "allow_everyone_if_no_acl_found": True}, auto_create_topics=False)
-    with closing(Side(node.bootstrap)) as ours, closing(Side(kafka.bootstrap)) as theirs:
+@pytest.mark.timeout(240)
+def test_refusals_equal_those_of_apache_kafka(
+    kafka: ApacheKafka, kafka_ports: Ports, certificates: Certificates, start_node: StartNode, tmp_path: Path
+) -> None:
+    ports = dict(zip(PROTOCOLS, free_ports(len(PROTOCOLS)), strict=True))
+    node = start_node(
+        authorization={"enabled": True, "allow_everyone_if_no_acl_found": True},
+        auto_create_topics=False,
+        listeners=[{"name": each, "listen": f"127.0.0.1:{ports[each]}", "protocol": each} for each in PROTOCOLS],
+        tls=certificates.settings,
+        sasl={"mechanisms": ["PLAIN"], "users_file": write_users(tmp_path / "users", PASSWORDS)},
+    )
+    ours, theirs = Side(node.bootstrap, ports, certificates), Side(kafka.bootstrap, kafka_ports, certificates)
+    with closing(ours), closing(theirs):
         differences = list(differing(ours, theirs))
+        for visitor in VISITORS:
+            for side in (ours, theirs):
+                side.become(*visitor)
+            differences += differing_for(visitor, ours, theirs, removes=visitor is VISITORS[-1])
     assert not differences, "\n".join(differences)
 
 
 def differing(ours: Side, theirs: Side) -> Iterator[str]:
-    versions = {api.key: api.parsed_versions for api in APIS}
     for resource_type, name in CLOSED:
         for side in (ours, theirs):
             side.close_resources(resource_type, name)
@@ -155,15 +241,34 @@ def differing(ours: Side, theirs: Side) -> Iterator[str]:
             if key in (ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS) and resource_type is not CLUSTER:
                 continue  # They are still allowed, and would change the ACLs.
             for number, case in enumerate(CASES[key]):
-                if case is CASES[ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS][0]:
-                    continue  # Kafka does not answer a refused request for all users: its error needs their list.
                 if case is CASES[ApiKey.FETCH][1] and resource_type is not CLUSTER:
                     continue  # Kafka lets a client with CLUSTER_ACTION fetch as a replica; here only nodes may.
-                lowest, highest = case.versions or versions[key]
-                lowest = max(lowest, theirs.versions[key][0])
-                highest = min(highest, theirs.versions[key][1])
-                for version in range(lowest, highest + 1):
-                    expected, outcome = theirs.outcome(key, version, case), ours.outcome(key, version, case)
-                    if expected != outcome:
-                        place = f"{resource_type.name} closed: {key.name} v{version} case {number}"
-                        yield f"{place}: Kafka {expected}, node {outcome}"
+                for version in versions_of(key, case, theirs):
+                    place = f"{resource_type.name} closed: {key.name} v{version} case {number}"
+                    yield from compared(place, key, version, case, ours, theirs)
+
+
+def differing_for(visitor: tuple[str, str | None], ours: Side, theirs: Side, *, removes: bool) -> Iterator[str]:
+    listener, user = visitor
+    has_rights = user == "alice"
+    for key in (*(key for key in CASES if key not in LAST), *(LAST if removes or not has_rights else ())):
+        for number, case in enumerate(CASES[key]):
+            if has_rights and case is CASES[ApiKey.FETCH][1]:
+                continue  # See above.
+            version = max(versions_of(key, case, theirs))
+            place = f"{listener} as {user or 'nobody'}: {key.name} v{version} case {number}"
+            yield from compared(place, key, version, case, ours, theirs)
+
+
+def versions_of(key: ApiKey, case: Case, theirs: Side) -> range:
+    """Return the versions that both sides serve."""
+    lowest, highest = case.versions or SERVED[key]
+    return range(max(lowest, theirs.versions[key][0]), min(highest, theirs.versions[key][1]) + 1)
+
+
+def compared(place: str, key: ApiKey, version: int, case: Case, ours: Side, theirs: Side) -> Iterator[str]:
+    if case is CASES[ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS][0]:
+        return  # Kafka does not answer a refused request for all users: its error needs their list.
+    expected, outcome = theirs.outcome(key, version, case), ours.outcome(key, version, case)
+    if expected != outcome:
+        yield f"{place}: Kafka {expected}, node {outcome}"

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from tests.clients.drivers.share import ConfluentShares
 from tests.cluster.support_cluster import Nodes
 from tests.node.support_wire import unique
 from tests.node.test_telemetry import alter, get, push
@@ -66,4 +67,9 @@ def test_running_nodes_export_every_metric_and_label_that_the_dashboard_queries(
         return True
 
     assert len(targets) > 20
-    eventually(all_found, 20, "every query finds its metrics")
+    # A share partition is known while a member reads it.
+    member = ConfluentShares().join(shared_nodes.bootstrap, unique("sharing"), topic)
+    try:
+        eventually(lambda: (member.poll(), all_found())[1], 30, "every query finds its metrics")
+    finally:
+        member.close()

@@ -169,11 +169,17 @@ def test_doctor_reports_fetches_that_hang_on_a_slow_disk(ward: Nodes, ask: Ask) 
         for correlation_id in sent:
             assert client.produced(correlation_id).error_code == 0
     ward.slow_reads(leader, 1500)
-    try:
+
+    def hang() -> dict[str, Any]:
         report = ask(topic)
+        assert report["verdict"] == "fetch-hang", report
+        return report
+
+    try:
+        # If the whole machine is slow for a moment, the doctor does not blame the disk.
+        report = eventually(hang, 100)
     finally:
         ward.cure(leader)
-    assert report["verdict"] == "fetch-hang", report
     (evidence,) = report["evidence"]
     assert (evidence["partition"], evidence["node"]) == (0, leader)
     assert evidence["numbers"]["longest_ms"] >= 1500

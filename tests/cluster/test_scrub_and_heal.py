@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_logs import batches_in, closed_segments, log_of, overwrite, truncate
@@ -23,6 +25,7 @@ from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
 
 from chronik.wire.batch import HEADER_BYTES
+from chronik.wire.errors import ErrorCode
 
 PARTITIONS = 2
 LED, FOLLOWED = range(PARTITIONS)
@@ -175,7 +178,7 @@ def test_the_doctor_and_the_web_page_show_healed_damage(
 
 
 @pytest.mark.timeout(400)
-def test_a_single_node_keeps_a_damaged_log_and_continues_to_serve_it(start_nodes: StartNodes) -> None:
+def test_a_single_node_serves_its_damaged_log_without_the_bad_batch(start_nodes: StartNodes) -> None:
     nodes = start_nodes(1, scrub_interval_ms=SCRUB_INTERVAL_MS)
     topic = nodes.new_topic(1, segment_bytes=SEGMENT_BYTES)
     with Workload(nodes, topic, 1) as workload:
@@ -190,3 +193,20 @@ def test_a_single_node_keeps_a_damaged_log_and_continues_to_serve_it(start_nodes
         eventually(is_reported, HEALED_TIMEOUT_S, "the damage is found, and no replica can heal it")
         workload.proceed(PROGRESS)
         assert segment.exists() and not (nodes.data_folder(1) / "set-aside").exists()
+    damaged_at = int(segment.stem)
+    consumer = Consumer({"bootstrap.servers": nodes.bootstrap, "group.id": "readers", "check.crcs": False})
+    with closing(consumer):
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        read: list[int] = []
+
+        def is_told() -> bool:
+            message = consumer.poll(1.0)
+            if message is None:
+                return False
+            error = message.error()
+            if error is None:
+                read.append(message.offset() or 0)
+            return error is not None and error.code() == ErrorCode.corrupt_message
+
+        eventually(is_told, HEALED_TIMEOUT_S, "a reader without checksums is told, and does not get the bad batch")
+        assert read == list(range(damaged_at))

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import confluent_kafka
 from tests.cli.run_chronik import CHRONIK, Outcome, chronik
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
@@ -24,7 +25,7 @@ from tests.support.eventually import eventually
 from tests.support.terminal import Terminal
 
 from chronik.storage.disk import RealDisk
-from chronik.storage.folder import DataFolder
+from chronik.storage.folder import DataFolder, DataFolderError
 from chronik.storage.syncing import lower_synced_end
 
 RECORDS = 2_000
@@ -106,6 +107,51 @@ def test_records_that_are_given_up_are_set_aside(start_nodes: StartNodes) -> Non
     check_whole_again(nodes, topic, 100)
 
 
+def test_an_open_transaction_that_lost_records_ends_at_its_timeout(start_nodes: StartNodes) -> None:
+    nodes = start_nodes(recovery_point_interval_ms=200)
+    topic = nodes.new_topic(1)
+    settings = {"transactional.id": topic, "transaction.timeout.ms": 20_000, "linger.ms": 0}
+    producer = confluent_kafka.Producer({"bootstrap.servers": nodes.bootstrap, **settings})
+    producer.init_transactions(30.0)
+    producer.begin_transaction()
+    producer.produce(topic, b"before")
+    producer.commit_transaction(30.0)
+    producer.begin_transaction()
+    for number in range(10):
+        producer.produce(topic, f"lost {number}".encode())
+        assert producer.flush(30.0) == 0
+    *removed, kept = nodes.partitions(topic)[0].replicas
+    nodes.wait_in_sync()
+    eventually(lambda: is_listed_up_to(nodes, kept, 12), what="the recovery point is written")
+    nodes.kill_all()
+    for node_id in removed:
+        remove(log_of(nodes, node_id, topic))
+    end = cut_at_a_batch(log_of(nodes, kept, topic))
+    assert 2 < end < 12, "the cut is inside the open transaction"
+    nodes.start_all()
+    wait_until_offline(nodes, topic)
+    assert recover(nodes, topic, kept, "--accept-loss").code == 0
+
+    def has_ended() -> bool:
+        (partition,) = chronik("topic", "describe", topic, "-b", nodes.bootstrap, "--json").json()["partitions"]
+        stable, end_offset = partition["last_stable_offset"], partition["log_end_offset"]
+        return bool(stable == end_offset > end)
+
+    eventually(has_ended, 60.0, "the transaction is aborted")
+    successor = confluent_kafka.Producer({"bootstrap.servers": nodes.bootstrap, **settings})
+    successor.init_transactions(30.0)
+    successor.begin_transaction()
+    successor.produce(topic, b"after")
+    successor.commit_transaction(30.0)
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": nodes.bootstrap, "group.id": topic, "isolation.level": "read_committed"}
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    read = [message.value() for message in consumer.consume(2, 30.0)]
+    consumer.close()
+    assert read == [b"before", b"after"]
+
+
 def test_topic_recover_asks_for_confirmation_and_shows_which_nodes_are_down(start_nodes: StartNodes) -> None:
     nodes, topic, kept, end = lose_all_but_one(start_nodes)
     down = next(node_id for node_id in nodes.ids if node_id != kept)
@@ -158,7 +204,14 @@ def test_topic_recover_shows_only_what_replicas_report(start_nodes: StartNodes) 
 def shorten_unnoticed(nodes: Nodes, node_id: int, topic: str) -> int:
     """Truncate the log and lower the end that the node knows, so that it cannot detect the loss. Return the end."""
     end = cut_at_a_batch(log_of(nodes, node_id, topic))
-    folder = DataFolder.open(RealDisk(), nodes.node(node_id).folder, node_id, "")
+
+    def opened() -> DataFolder:
+        try:
+            return DataFolder.open(RealDisk(), nodes.node(node_id).folder, node_id, "")
+        except DataFolderError as error:
+            raise AssertionError(str(error)) from None
+
+    folder = eventually(opened, 10.0, "the killed process has released its folder")
     points = {
         key: point._replace(offset=min(point.offset, end)) if key == (topic, 0) else point
         for key, point in folder.recovery_points.items()

@@ -23,6 +23,7 @@ from chronik.doctor.observations import (
     PartitionSample,
     Refusal,
     RejectionSample,
+    ShareSeen,
     Throttle,
 )
 from chronik.doctor.rules import PRECEDENCE, judge
@@ -394,6 +395,32 @@ def test_a_member_that_does_not_revoke_is_named_with_its_time() -> None:
     assert judge(seen).verdict == "healthy", "it makes progress"
 
 
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (
+            ShareSeen("s", 1, 1, 4, 0, -1, 17, 3, 5, 2),
+            "poison pill at offset 17 of partition 1, delivered 3 of 5 times",
+        ),
+        (ShareSeen("s", 1, 0, 10, 2, 8, -1, 0, 5, 2), "poison pill at offset 8 of partition 1, archived after 5"),
+        (
+            ShareSeen("s", 1, 1, 4, 0, -1, 17, 2, 2, 2),
+            "poison pill at offset 17 of partition 1, delivered 2 of 2 times",
+        ),
+        (ShareSeen("s", 1, 1, 4, 0, -1, 17, 2, 5, 2), None),
+    ],
+)
+def test_a_record_that_is_released_again_and_again_is_named(share: ShareSeen, text: str | None) -> None:
+    seen = healthy(LONG_S)
+    seen.shares = [share]
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == ("healthy" if text is None else "poison-pill")
+    if text is not None:
+        (item,) = diagnosis.evidence
+        assert (item.group, item.partition, item.node) == ("s", 1, 2)
+        assert text in item.text
+
+
 def test_an_empty_group_is_reported_only_if_it_is_requested() -> None:
     seen = healthy(LONG_S)
     seen.groups["g"] = [GroupSample(at_s, "Empty", (), {0: 40}) for at_s in LONG_S]
@@ -452,6 +479,7 @@ def everything() -> Observations:
     seen.groups["g"] = [GroupSample(at_s, "Stable", members, {4: 1, 5: 1, 6: int(at_s) * 10}) for at_s in LONG_S]
     owing = (Member("c", "owing", "h", (), 1),)
     seen.groups["k"] = [GroupSample(at_s, "Reconciling", owing, {}, 2) for at_s in LONG_S]
+    seen.shares = [ShareSeen("s", 0, 1, 4, 0, -1, 17, 4, 5, 2)]
     change(seen, 7, isr=(1, 2))
     seen.connection_faults = (
         ConnectionFault("expired-certificate", "the certificate is expired", 1),
@@ -473,6 +501,7 @@ CURES: dict[Verdict, Callable[[Observations], object]] = {
     "leadership-rejections": lambda seen: seen.rejections.clear(),
     "open-transaction": lambda seen: seen.partitions.pop(3),
     "revocation-owed": lambda seen: seen.groups.pop("k"),
+    "poison-pill": lambda seen: setattr(seen, "shares", []),
     "consumer-stopped": lambda seen: seen.partitions.pop(4),
     "partition-imbalance": lambda seen: seen.partitions.pop(5),
     "under-replicated": lambda seen: seen.partitions.pop(7),

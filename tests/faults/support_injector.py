@@ -21,6 +21,8 @@ NODES = 5
 SMALL_DISKS = 2
 """This many nodes, the last ones, have a disk that can be filled; the other nodes write to a real disk."""
 SMALL_DISK_BYTES = 256 * 1024 * 1024
+COMMIT_LOG_SHARE = 0.5
+COMMIT_LOG_BYTES = 1024 * 1024
 RECOVERY_TIMEOUT_S = 120.0
 
 LinkFaults = Mapping[tuple[int, int], LinkFault]
@@ -189,6 +191,10 @@ class FaultInjector:
 def campaign_cluster(folder: Path, seed: int, say: Callable[[str], None]) -> Iterator[FaultInjector]:
     """Start five nodes in network namespaces; if there are none, on loopback, with the reason for it to `say`."""
     settings: dict[str, Any] = {"default_replication_factor": 3}
+    if random.Random(f"commit log of {seed}").random() < COMMIT_LOG_SHARE:
+        # Small files, so that they are recycled often.
+        settings |= {"commit_log": True, "commit_log_bytes": COMMIT_LOG_BYTES}
+        say("the nodes have a commit log")
     with contextlib.ExitStack() as stack:
         try:
             namespaces: Namespaces | None = stack.enter_context(Namespaces(seed))

@@ -20,9 +20,8 @@ from typing import Any
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_workload import group_of
 from tests.faults.support_security import CLIENTS, LOGIN_TIMEOUT_S, MECHANISM, STRANGER, ClusterSecurity
-from tests.node.support_authorization import errors_of
 from tests.node.support_sasl import log_in
-from tests.node.support_wire import ConnectionEnded, WireClient, batch
+from tests.node.support_wire import ConnectionEnded, WireClient, batch, errors_of
 
 from chronik.authorization.acls import Operation, PatternType, Permission, ResourceType
 from chronik.local.errors import LocalClusterError
@@ -220,6 +219,42 @@ class Intruder:
                     "v3_and_below_topics": [{"name": topic, "partitions": [0]}],
                 },
             ),
+            (
+                "add a group to a transaction",
+                ApiKey.ADD_OFFSETS_TO_TXN,
+                3,
+                {"transactional_id": transactional_id, **guessed, "group_id": group},
+            ),
+            (
+                "commit offsets in a transaction",
+                ApiKey.TXN_OFFSET_COMMIT,
+                chance.choice((3, 5)),
+                {
+                    "transactional_id": transactional_id,
+                    **guessed,
+                    "group_id": group,
+                    "generation_id": -1,
+                    "member_id": "",
+                    "topics": topics,
+                },
+            ),
+            (
+                "verify a transaction as a leader",
+                ApiKey.ADD_PARTITIONS_TO_TXN,
+                5,
+                {
+                    "transactions": [
+                        {
+                            "transactional_id": transactional_id,
+                            **guessed,
+                            "verify_only": chance.random() < 0.5,
+                            "topics": [{"name": topic, "partitions": [0]}],
+                        }
+                    ]
+                },
+            ),
+            ("read producers", ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": topic, "partition_indexes": [0]}]}),
+            ("read a transaction", ApiKey.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": [transactional_id]}),
             ("write a marker", ApiKey.WRITE_TXN_MARKERS, 1, {"markers": [marker]}),
             ("delete a topic", ApiKey.DELETE_TOPICS, 5, {"topic_names": [topic], "timeout": 5_000}),
             (

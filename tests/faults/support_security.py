@@ -45,7 +45,7 @@ ITERATIONS = 4_096
 REAUTHENTICATE_MS = 8_000
 ADMINISTRATOR, PRODUCER, CONSUMER, TRANSACTIONS, STRANGER = "admin", "producer", "consumer", "transactions", "mallory"
 CLIENTS = (PRODUCER, CONSUMER, TRANSACTIONS)
-AUTHORITIES_AHEAD = 4
+AUTHORITIES_AHEAD = 12
 """A client reads its authorities once, when it starts. So the clients of a round trust the next ones, too: one for each
 rotation that a round can have."""
 WITNESS = "witness"

@@ -1,15 +1,18 @@
 """The HTTP API under schemathesis: every response is one that /api/openapi.json describes.
 
 No undocumented status, no 5xx at all while the node serves, every body matches its schema, bad parameters are rejected,
-other methods are rejected with an Allow header.
+other methods are rejected with an Allow header. The schema registry, whose paths are not in that description, gets
+requests of its own.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +108,130 @@ def test_http_responses_for_an_existing_name_match_the_openapi_schema(served: No
 def test_thousands_of_http_responses_match_the_openapi_schema(served: Node, tmp_path: Path, config: str) -> None:
     run(served, tmp_path, config, "--seed=2", "--max-examples=2000", f"--exclude-path={DOCTOR}")
     run(served, tmp_path, config, "--seed=3", "--max-examples=10", f"--include-path={DOCTOR}")
+
+
+SUBJECTS = (
+    "fuzzed",
+    "fuzzed-value",
+    "a%20b",
+    "%2e%2e%2f%2e%2e",
+    "%00",
+    "%ff",
+    "%0d%0aX:y",
+    ":.ctx:a",
+    ":*:",
+    "%C3%A9",
+    "s" * 300,
+)
+NUMBERS = ("1", "0", "-1", "latest", "2147483648", "9" * 25, "9" * 5_000, "%D9%A1", "1e3", "0x1", "", "+1")
+PATHS = (
+    "/subjects",
+    "/subjects/{subject}",
+    "/subjects/{subject}/versions",
+    "/subjects/{subject}/versions/{number}",
+    "/subjects/{subject}/versions/{number}/schema",
+    "/subjects/{subject}/versions/{number}/referencedby",
+    "/schemas",
+    "/schemas/types",
+    "/schemas/ids/{number}",
+    "/schemas/ids/{number}/versions",
+    "/subjects/{subject}/metadata",
+    "/v1/metadata/id",
+    "/v1/metadata/version",
+    "/compatibility/subjects/{subject}/versions",
+    "/compatibility/subjects/{subject}/versions/{number}",
+    "/config",
+    "/config/{subject}",
+    "/mode",
+    "/mode/{subject}",
+    "/contexts",
+    "/contexts/{subject}/{number}",
+    "*",
+    "//subjects",
+    "subjects.example:80",
+)
+QUERY = (
+    "deleted",
+    "permanent",
+    "force",
+    "normalize",
+    "verbose",
+    "limit",
+    "offset",
+    "subject",
+    "subjectPrefix",
+    "format",
+    "key",
+    "value",
+    "x",
+)
+FIELDS = ("schema", "schemaType", "references", "id", "version", "metadata", "ruleSet", "compatibility", "mode", "x")
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1e308,
+    2**70,
+    "",
+    "\ud800",
+    "AVRO",
+    "JSON",
+    "PROTOBUF",
+    "FULL",
+    "READWRITE",
+    "9" * 5_000,
+    [],
+    [{}],
+    {},
+    [[]],
+)
+SCHEMAS = (
+    '"string"',
+    '{"type":"record","name":"A","fields":[{"name":"a","type":"A"}]}',
+    '{"type":"record","name":"A","fields":[{"name":"a","type":"int","default":"x"}]}',
+    '{"type":"enum","name":"E","symbols":["A","A"]}',
+    '{"type":"object","properties":{"a":{"$ref":"#"}}}',
+    '{"$ref":"#/definitions/none"}',
+    'syntax = "proto3"; message A { int32 a = 1; A b = 2; }',
+    'syntax = "proto3"; import "none.proto"; message A { B b = 99999999999; }',
+    "message A {" * 300,
+    "[" * 2_000,
+    "{" + '"a":{' * 500,
+    "\ud800",
+)
+
+
+def registry_request(random_: random.Random) -> tuple[str, str, bytes]:
+    """Return method, path and body of a request that is malformed in some way, or nearly valid."""
+    path = random_.choice(PATHS).format(subject=random_.choice(SUBJECTS), number=random_.choice(NUMBERS))
+    query = [f"{random_.choice(QUERY)}={random_.choice(('true', '1', *NUMBERS))}" for _ in range(random_.randrange(3))]
+    fields = {random_.choice(FIELDS): random_.choice(ODD) for _ in range(random_.randrange(4))}
+    if random_.random() < 0.7:
+        fields["schema"] = random_.choice(SCHEMAS)
+    body = random_.choice(
+        (json.dumps(fields).encode(), json.dumps(fields).encode()[:-1], b"", b"[]", b"\xff", b"9" * 5_000)
+    )
+    method = random_.choice(("GET", "GET", "POST", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "CONNECT"))
+    return method, "?".join((path, "&".join(query))), body
+
+
+@pytest.mark.parametrize(
+    "count", [1_000, pytest.param(50_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])], ids=["few", "many"]
+)
+def test_no_registry_request_is_an_internal_error(served: Node, count: int) -> None:
+    random_ = random.Random(count)
+    statuses: dict[int, int] = {}
+    with closing(http.client.HTTPConnection(served.http.removeprefix("http://"), timeout=20)) as connection:
+        for _ in range(count):
+            method, path, body = registry_request(random_)
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            received = answer.read()
+            statuses[answer.status] = statuses.get(answer.status, 0) + 1
+            assert answer.status < 500, (method, path[:200], body[:200], received)
+            assert answer.getheader("content-security-policy")
+            if answer.status >= 400 and method != "HEAD":
+                error = json.loads(received)
+                assert "error" in error or error["error_code"] // 100 in (answer.status, answer.status // 100), received
+    assert statuses.keys() >= {200, 400, 404, 405, 422}
+    no_surprises(served)

@@ -34,7 +34,16 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, security: ClusterSecurity) -
 
 def test_a_node_refuses_all_that_the_intruder_tries(nodes: CampaignNodes, security: ClusterSecurity) -> None:
     with Intruder(security, nodes, Target(nodes.new_topic(1), "writer"), "1") as intruder:
-        tried = {"wrong password", "no authentication", "no certificate", "produce", "write a marker", "list topics"}
+        tried = {
+            "wrong password",
+            "no authentication",
+            "no certificate",
+            "produce",
+            "write a marker",
+            "list topics",
+            "commit offsets in a transaction",
+            "verify a transaction as a leader",
+        }
         eventually(lambda: tried <= intruder.refused.keys(), TIMEOUT_S, "the intruder has tried everything")
     assert intruder.violations == []
 

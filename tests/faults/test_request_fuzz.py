@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chronik.node.runtime import Runtime
 from chronik.node.serving import server
 from chronik.node.serving.api import Handler
 from chronik.node.serving.authentication import ClientAuthentication
@@ -89,10 +90,10 @@ def test_the_fuzzer_finds_an_exception_in_a_handler(monkeypatch: pytest.MonkeyPa
 
     answer_cold = server.answer_cold
 
-    async def answer(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
+    async def answer(runtime: Runtime, handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
         if handler.api.key is ApiKey.HEARTBEAT:
             handler = Handler(handler.api, fails)
-        return await answer_cold(handler, request, log)
+        return await answer_cold(runtime, handler, request, log)
 
     assert found_with(ApiKey.HEARTBEAT) is None
     monkeypatch.setattr(server, "answer_cold", answer)
@@ -102,8 +103,8 @@ def test_the_fuzzer_finds_an_exception_in_a_handler(monkeypatch: pytest.MonkeyPa
 def test_the_fuzzer_finds_a_response_that_does_not_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_cold = server.answer_cold
 
-    async def cut(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
-        answer, failed = await answer_cold(handler, request, log)
+    async def cut(runtime: Runtime, handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
+        answer, failed = await answer_cold(runtime, handler, request, log)
         return (answer[:-1] if handler.api.key is ApiKey.METADATA else answer), failed
 
     monkeypatch.setattr(server, "answer_cold", cut)

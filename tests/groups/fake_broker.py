@@ -25,11 +25,14 @@ from chronik.metadata.image import DEFAULT_LISTENER, OFFSETS_TOPIC, ClusterImage
 from chronik.node.age_clock import AgeClock
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.coordinators.share_state import Summary
 from chronik.node.environment import Environment
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
 from chronik.node.runtime import Runtime
 from chronik.node.serving.access import OPEN_ACCESS
+from chronik.node.serving.api import LargeValues
 from chronik.observe.logging import make_logger
+from chronik.shares.state import InitialState, SharePartitionKey
 from chronik.storage.producers import ProducerStates
 from chronik.wire.batch import encode_batch, encode_marker, read_batch_header, read_marker, stamp
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -115,6 +118,49 @@ class FakeTransactions:
         return dict.fromkeys(partitions, answer)
 
 
+class FakeShareState:
+    """All share coordinators. Each call has the `error`, once it `may_answer`."""
+
+    def __init__(self) -> None:
+        self.states: dict[SharePartitionKey, InitialState] = {}
+        self.error = ErrorCode.none
+        self.call_count = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def initialize(
+        self, states: dict[SharePartitionKey, InitialState], timeout_ms: int
+    ) -> dict[SharePartitionKey, ErrorCode]:
+        self.call_count += 1
+        await self.may_answer.wait()
+        if self.error is ErrorCode.none:
+            self.states.update(states)
+        return dict.fromkeys(states, self.error)
+
+    async def delete(self, keys: list[SharePartitionKey], timeout_ms: int) -> dict[SharePartitionKey, ErrorCode]:
+        await self.may_answer.wait()
+        for key in keys if self.error is ErrorCode.none else ():
+            self.states.pop(key, None)
+        return dict.fromkeys(keys, self.error)
+
+    async def read_summary(self, keys: list[SharePartitionKey], timeout_ms: int) -> dict[SharePartitionKey, Summary]:
+        await self.may_answer.wait()
+        states = {key: self.states.get(key, InitialState(0)) for key in keys}
+        return {
+            key: Summary(self.error, state.state_epoch, 3, state.start_offset, 1 if state.start_offset >= 0 else -1)
+            for key, state in states.items()
+        }
+
+
+class FakeLogEnds:
+    """Every partition ends at the same offset."""
+
+    end = 10
+
+    async def of(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+
 class FakeMetadata:
     """Applies commands immediately."""
 
@@ -165,7 +211,11 @@ class FakeBroker:
         fake = cast(Any, self)
         self.runtime = runtime
         self.partitions = self
-        self.groups = GroupService(runtime, fake.metadata, fake, fake, self.lease_is_valid, self.age_clock)
+        self.share_state = FakeShareState()
+        shares, ends = cast(Any, self.share_state), cast(Any, FakeLogEnds())
+        self.groups = GroupService(
+            runtime, fake.metadata, fake, fake, self.lease_is_valid, self.age_clock, shares, ends
+        )
         self.transaction_coordinators = FakeTransactions()
         self.handlers = handlers_of(self)
         self.metadata.listener = self.groups.metadata_changed
@@ -262,7 +312,8 @@ class FakeBroker:
         handle = self.handlers[api.key].cold
         assert handle is not None
         try:
-            answer = await handle(cast(Any, request))
+            answered = await handle(cast(Any, request))
+            answer = answered.make() if isinstance(answered, LargeValues) else answered
         except KafkaError as error:
             answer = {"error_code": error.code} if api.on_error is None else api.on_error(request, error.code)
         return read_response(api.key, version, write_response(api.key, version, answer))

@@ -12,7 +12,16 @@ from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.offsets import Producer
 from chronik.groups.records import CommittedOffset, Record, TopicPartition
-from chronik.groups.step import Action, Append, GroupSettings, Moment, Rebalanced, Reply
+from chronik.groups.step import (
+    Action,
+    Append,
+    DeleteShares,
+    GroupSettings,
+    InitializeShares,
+    Moment,
+    Rebalanced,
+    Reply,
+)
 from chronik.wire.errors import ErrorCode
 
 PARTITION = 0
@@ -106,6 +115,8 @@ class Play:
         self.answers: dict[int, dict[str, Any]] = {}
         self.asked = 0
         self.rebalances: list[Rebalanced] = []
+        self.share_requests: list[InitializeShares | DeleteShares] = []
+        """Those that the share coordinators have not answered."""
         self._uuids = uuids()
         self.coordinator = self._new_coordinator()
         if is_loaded:
@@ -142,6 +153,8 @@ class Play:
                     self.held.append(action)
                 case Rebalanced():
                     self.rebalances.append(action)
+                case InitializeShares() | DeleteShares():
+                    self.share_requests.append(action)
         if not self.holds_appends:
             self.write()
 

@@ -14,7 +14,7 @@ from tests.storage.helpers import NOW_MS, reopen
 from tests.storage.test_compaction import CONFIG, DAY_MS, compact
 
 from chronik.groups.coordinator import GroupCoordinator
-from chronik.node.coordinators.coordinator_topic import LOAD_CHUNK_BYTES, _read
+from chronik.node.coordinators.coordinator_topic import LOAD_CHUNK_BYTES, read_chunk
 from chronik.storage.log import Log
 from chronik.wire.batch import check_batches, encode_batch, encode_marker
 from chronik.wire.errors import ErrorCode
@@ -47,7 +47,7 @@ def loaded(log: Log) -> GroupCoordinator:
     coordinator.start_loading(PARTITION)
     offset = log.log_start_offset
     while offset < log.log_end_offset:
-        chunk = _read(log.read_job(offset, LOAD_CHUNK_BYTES, log.log_end_offset))
+        chunk = read_chunk(log.read_job(offset, LOAD_CHUNK_BYTES, log.log_end_offset))
         if chunk is None:
             break
         offset = chunk.next_offset

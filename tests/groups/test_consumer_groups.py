@@ -169,7 +169,7 @@ def test_a_member_that_does_not_revoke_is_removed_after_its_timeout() -> None:
 
 
 def test_group_configs_override_the_session_and_the_interval() -> None:
-    own = {"consumer.session.timeout.ms": 1_000, "consumer.heartbeat.interval.ms": 100}
+    own = {"consumer.session.timeout.ms": "1000", "consumer.heartbeat.interval.ms": "100"}
     play = ConsumerPlay(GroupSettings(group_configs=lambda group: own if group == GROUP else {}))
     assert play.joins("a")["heartbeat_interval"] == 100
     play.wait(1_000)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from chronik.groups import consumer_records as codec
 from chronik.groups.consumer_member import ClassicMetadata, CurrentAssignment, MemberMetadata, MemberState
-from chronik.groups.consumer_records import ConsumerKey, Kind, ResolvedExpression
+from chronik.groups.consumer_records import ResolvedExpression
+from chronik.groups.image_records import ImageKey, Kind, epoch_record, read_epoch, read_target, target_record, tombstone
 from chronik.groups.records import Record, UnreadableRecord
 from chronik.groups.replay import read_any_key
 from chronik.groups.topics import Topic
@@ -18,10 +19,10 @@ from chronik.groups.topics import Topic
 TOPIC_ID = UUID("11111111-2222-3333-4444-555555555555")
 
 GOLDEN: list[tuple[Record, str, str]] = [
-    (codec.epoch_record(Kind.GROUP, "g", 7), "0003 0001 67", "0000 00000007 00"),
-    (codec.epoch_record(Kind.TARGET, "g", 7), "0006 0001 67", "0000 00000007 00"),
+    (epoch_record(Kind.GROUP, "g", 7), "0003 0001 67", "0000 00000007 00"),
+    (epoch_record(Kind.TARGET, "g", 7), "0006 0001 67", "0000 00000007 00"),
     (
-        codec.target_record("g", "m", frozenset({(TOPIC_ID, 1), (TOPIC_ID, 0)})),
+        target_record(Kind.TARGET_MEMBER, "g", "m", frozenset({(TOPIC_ID, 1), (TOPIC_ID, 0)})),
         "0007 0001 67 0001 6d",
         "0000 02 11111111222233334444555555555555 03 00000000 00000001 00 00",
     ),
@@ -67,10 +68,10 @@ def test_a_record_has_the_bytes_of_kafkas_format(record: Record, key: str, value
 def test_keys_are_read_back_by_their_kind() -> None:
     kinds = {Kind.GROUP: "", Kind.PARTITIONS: "", Kind.MEMBER: "m", Kind.TARGET: "", Kind.TARGET_MEMBER: "m"}
     for kind, detail in {**kinds, Kind.CURRENT_MEMBER: "m", Kind.EXPRESSION: "t.*"}.items():
-        key, value = codec.tombstone(kind, "g", detail)
-        assert read_any_key(key) == ConsumerKey(kind, "g", detail)
+        key, value = tombstone(kind, "g", detail)
+        assert read_any_key(key) == ImageKey(kind, "g", detail)
         assert value is None
-    assert read_any_key(b"\x00\x0b\x00\x01g") is None, "a share group"
+    assert read_any_key(b"\x00\x11\x00\x01g") is None, "a streams group"
 
 
 texts = st.text(max_size=8)
@@ -116,9 +117,9 @@ def test_current_and_target_assignments_are_read_back(current: CurrentAssignment
     _, value = codec.current_record("g", "m", current)
     assert value is not None
     assert codec.read_current(value) == current
-    _, value = codec.target_record("g", "m", current.assigned)
+    _, value = target_record(Kind.TARGET_MEMBER, "g", "m", current.assigned)
     assert value is not None
-    assert codec.read_target(value) == current.assigned
+    assert read_target(value) == current.assigned
 
 
 def test_topics_and_expressions_are_read_back() -> None:
@@ -132,12 +133,12 @@ def test_topics_and_expressions_are_read_back() -> None:
 
 
 def test_newer_tagged_fields_are_skipped_and_other_bytes_refused() -> None:
-    assert codec.read_epoch(b"\x00\x00\x00\x00\x00\x07\x01\x00\x08" + bytes(8)) == 7, "the metadata hash of Kafka 4.1"
+    assert read_epoch(b"\x00\x00\x00\x00\x00\x07\x01\x00\x08" + bytes(8)) == 7, "the metadata hash of Kafka 4.1"
     for value in (b"", b"\x00\x01\x00\x00\x00\x07\x00", b"\x00\x00\x00"):
         with pytest.raises(UnreadableRecord):
-            codec.read_epoch(value)
+            read_epoch(value)
     for value in (b"\x00\x00\xff\xff\xff\xff\x0f", b"\x00\x00\x02\x11", b"\x00\x00\x80"):
         with pytest.raises(UnreadableRecord):
-            codec.read_target(value)
+            read_target(value)
     with pytest.raises(UnreadableRecord):
         codec.read_current(b"\x00\x00" + bytes(8) + b"\x7f\x01\x01\x00")

@@ -147,6 +147,46 @@ def test_an_expired_new_member_turns_the_group_back_too() -> None:
     assert play.state == "PreparingRebalance"
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_conversions_in_a_row_keep_what_a_classic_member_still_owns(restarts: bool) -> None:
+    """The simulator's finding: the member had not heard of the target that the conversion took for its assignment."""
+    play = Mixed()
+    classic = play.classic_group(1)
+    play.joins("new")
+    assert play.leaves("new")["error_code"] is ErrorCode.none
+    if restarts:
+        play.restart()
+    play.joins("newer")
+    assert play.owned["newer"] == frozenset()
+    assert play.heartbeat(classic[0], play.generations[classic[0]]) is ErrorCode.illegal_generation
+    play.held_by[classic[0]] = ()  # After this error, a client drops its partitions.
+    _, play.generations[classic[0]] = play.joined(play.join(classic[0], protocols=play.protocols(classic[0])))
+    play.syncs(classic[0])
+    play.all_settle(classic, ["newer"])
+
+
+def test_conversions_in_a_row_keep_what_a_classic_member_revokes() -> None:
+    play = Mixed()
+    classic = play.classic_group(1)
+    play.joins("new")
+    play.join(classic[0], protocols=play.protocols(classic[0]))
+    play.leaves("new")
+    play.joins("newer")
+    assert play.owned["newer"] == frozenset()
+
+
+def test_rebalance_after_a_conversion_survives_a_change_of_the_coordinator() -> None:
+    """Otherwise no member gets the partitions of the member that left."""
+    play = Mixed()
+    classic = play.classic_group(1)
+    play.joins("new")
+    play.all_settle(classic, ["new"])
+    play.leaves("new")
+    play.restart()
+    assert play.heartbeat(classic[0], play.generations[classic[0]]) is ErrorCode.rebalance_in_progress
+    play.settle(play.joined(play.join(classic[0], protocols=play.protocols(classic[0])))[0])
+
+
 @pytest.mark.parametrize(
     ("policy", "may_upgrade", "may_downgrade"),
     [

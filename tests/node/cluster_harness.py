@@ -14,13 +14,14 @@ import asyncio
 import contextvars
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any
 
+from tests.node.support_wire import errors_of
 from tests.support.ports import free_ports
 
 from chronik.client.connection import Connection
@@ -32,6 +33,8 @@ from chronik.node.runtime import Runtime
 from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.disk import RealDisk
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
 
 OWNER: contextvars.ContextVar[int | None] = contextvars.ContextVar("owner", default=None)
 """The number of the broker that a task belongs to; a task inherits it from the task that started it."""
@@ -180,6 +183,17 @@ class LocalNodes:
 
     async def client(self, broker: Broker) -> Connection:
         return await Connection.open("127.0.0.1", broker.server.port, client_id="harness")
+
+    async def administer(self, through: Broker, key: ApiKey, values: Mapping[str, Any]) -> Any:
+        """Return the controller's response. Retry without one, as an admin client does: a busy controller resigns."""
+        client = await self.client(through)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while ErrorCode.not_controller in errors_of(response := await client.call(key, values)):
+                    await asyncio.sleep(POLL_S)
+        finally:
+            client.close()
+        return response
 
 
 async def until(condition: Callable[[], Any], what: str = "", timeout_s: float = DEADLINE_S) -> Any:

@@ -5,8 +5,7 @@ Principals are set on the connection: how clients prove who they are is not part
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -88,22 +87,6 @@ async def set_acls(broker: Broker, acls: Sequence[AclBinding]) -> None:
         await broker.metadata.propose(CreateAcls(tuple(acls)))
 
 
-def errors_of(response: Any) -> set[ErrorCode]:
-    """Return every error code in the response, at any depth, other than "none"."""
-    return {code for code in _codes(response) if code is not ErrorCode.none}
-
-
-def _codes(value: Any) -> Iterator[ErrorCode]:
-    if isinstance(value, ErrorCode):
-        yield value
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from _codes(each)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _codes(getattr(value, field.name))
-
-
 class DeniesEverything:
     """Decisions that record what was requested, and which denials were audited."""
 
@@ -114,6 +97,9 @@ class DeniesEverything:
     def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         self.requested.append((principal, host, operation, resource_type, name))
         return False
+
+    def known(self, *_: object) -> dict[tuple[int, str], bool]:
+        return {}
 
     def allows_any(self, *_: object) -> bool:
         return False
@@ -197,7 +183,7 @@ def _described(resource_type: int, name: str) -> dict[str, Any]:
     return {"resources": [resource], "include_synonyms": True}
 
 
-_ANY_ACL = {
+ANY_ACL = {
     "resource_type_filter": 1,
     "resource_name_filter": None,
     "pattern_type_filter": 1,
@@ -206,7 +192,7 @@ _ANY_ACL = {
     "operation": 1,
     "permission_type": 1,
 }
-_NO_ACL = {**_ANY_ACL, "principal_filter": "User:nobody"}
+_NO_ACL = {**ANY_ACL, "principal_filter": "User:nobody"}
 _NEW_ACL = {
     "resource_type": 2,
     "resource_name": "made",
@@ -330,6 +316,11 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
     ApiKey.FIND_COORDINATOR: (
         Case(lambda n: {"key": n.group, "key_type": 0, "coordinator_keys": [n.group]}, needs(DESCRIBE_READERS)),
         Case(
+            lambda n: {"key_type": 2, "coordinator_keys": [f"{n.group}:{'A' * 22}:0"]},
+            on_cluster(Operation.CLUSTER_ACTION),
+            versions=(6, 6),
+        ),
+        Case(
             lambda n: {"key": n.transactional_id, "key_type": 1, "coordinator_keys": [n.transactional_id]},
             needs(DESCRIBE_PAYMENTS),
             versions=(1, 6),
@@ -381,6 +372,44 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
         ),
     ),
     ApiKey.CONSUMER_GROUP_DESCRIBE: (Case(lambda n: {"group_ids": [n.group]}, needs(DESCRIBE_READERS)),),
+    ApiKey.SHARE_GROUP_HEARTBEAT: (
+        Case(
+            lambda n: {
+                "group_id": n.group,
+                "member_id": "unknown",
+                "member_epoch": -1,
+                "subscribed_topic_names": [n.topic],
+            },
+            needs(READ_READERS, DESCRIBE_ORDERS),
+        ),
+    ),
+    ApiKey.SHARE_GROUP_DESCRIBE: (Case(lambda n: {"group_ids": [n.group]}, needs(DESCRIBE_READERS)),),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: (
+        Case(
+            lambda n: {
+                "groups": [{"group_id": n.group, "topics": [{"topic_name": n.topic, "partitions": [0]}]}],
+            },
+            needs(DESCRIBE_READERS, DESCRIBE_ORDERS),
+        ),
+    ),
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: (
+        Case(
+            lambda n: {
+                "group_id": n.group,
+                "topics": [
+                    {"topic_name": n.topic, "partitions": [{"partition_index": 0, "start_offset": 0}]},
+                ],
+            },
+            needs(READ_READERS, READ_ORDERS),
+        ),
+    ),
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS: (
+        Case(
+            lambda n: {"group_id": n.group, "topics": [{"topic_name": n.topic}]},
+            needs(allow(Operation.DELETE, GROUP, READERS)),
+            also=(READ_ORDERS,),  # the group is no share group, and that error comes first
+        ),
+    ),
     ApiKey.LIST_CONFIG_RESOURCES: (Case(lambda n: {"resource_types": []}, on_cluster(Operation.DESCRIBE_CONFIGS)),),
     ApiKey.DESCRIBE_GROUPS: (Case(lambda n: {"groups": [n.group]}, needs(DESCRIBE_READERS)),),
     ApiKey.LIST_GROUPS: (
@@ -509,7 +538,7 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
             needs(WRITE_PAYMENTS, READ_READERS, READ_ORDERS),
         ),
     ),
-    ApiKey.DESCRIBE_ACLS: (Case(lambda n: _ANY_ACL, on_cluster(Operation.DESCRIBE)),),
+    ApiKey.DESCRIBE_ACLS: (Case(lambda n: ANY_ACL, on_cluster(Operation.DESCRIBE)),),
     ApiKey.CREATE_ACLS: (Case(lambda n: {"creations": [_NEW_ACL]}, on_cluster(Operation.ALTER)),),
     ApiKey.DELETE_ACLS: (Case(lambda n: {"filters": [_NO_ACL]}, on_cluster(Operation.ALTER)),),
     ApiKey.DESCRIBE_CONFIGS: (
@@ -627,6 +656,44 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
         Case(lambda n: {"cluster_id": None, "timeout": 1_000, "voter_id": 9}, on_cluster(Operation.ALTER)),
     ),
     ApiKey.REMOVE_RAFT_VOTER: (Case(lambda n: {"cluster_id": None, "voter_id": 9}, on_cluster(Operation.ALTER)),),
+    ApiKey.SHARE_FETCH: (
+        Case(
+            lambda n: {
+                "group_id": n.group,
+                "member_id": f"member-{n.version}",
+                "share_session_epoch": 0,
+                "max_bytes": 1,
+                "max_records": 1,
+                "topics": [{"topic_id": n.topic_id, "partitions": [{"partition_index": 0}]}],
+            },
+            needs(READ_READERS, READ_ORDERS),
+            by_id_from=1,
+        ),
+    ),
+    ApiKey.SHARE_ACKNOWLEDGE: (
+        Case(
+            lambda n: {"group_id": n.group, "member_id": "x", "share_session_epoch": 1, "topics": []},
+            needs(READ_READERS),
+        ),
+    ),
+    **{
+        key: (
+            Case(
+                lambda n: {
+                    "group_id": n.group,
+                    "topics": [{"topic_id": UUID(int=7), "partitions": [{"partition": 0}]}],
+                },
+                on_cluster(Operation.CLUSTER_ACTION),
+            ),
+        )
+        for key in (
+            ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+            ApiKey.READ_SHARE_GROUP_STATE,
+            ApiKey.WRITE_SHARE_GROUP_STATE,
+            ApiKey.DELETE_SHARE_GROUP_STATE,
+            ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+        )
+    },
     ApiKey.UNREGISTER_BROKER: (Case(lambda n: {"broker_id": 99}, on_cluster(Operation.ALTER)),),
     ApiKey.DESCRIBE_TRANSACTIONS: (
         Case(lambda n: {"transactional_ids": [n.transactional_id]}, needs(DESCRIBE_PAYMENTS)),

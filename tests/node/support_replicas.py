@@ -49,6 +49,7 @@ from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.partition import Partition, TransactionMarker
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.replication import ClusterLinks, IsrMembers
+from chronik.node.replicas.schema_checks import SchemaChecks
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
@@ -290,6 +291,7 @@ class Node:
             Deadlines(self.loop),
             self.verifier,
             HeldBytes(self.loop, produce_api.VERIFYING_BYTES_MAX),
+            SchemaChecks(self.runtime, cast(Any, None)),
         )
         await self.host.open_all()
 

@@ -6,6 +6,7 @@ is read whole (leftover bytes are an error). A connection that the node closed i
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import struct
 import uuid
@@ -307,3 +308,19 @@ def fetch_of(
         topics=topics,
         forgotten=[(topic, None, [index]) for topic, index in forgotten],
     )
+
+
+def errors_of(response: Any) -> set[ErrorCode]:
+    """Return every error code in the response, at any depth, other than "none"."""
+    return {code for code in _codes(response) if code is not ErrorCode.none}
+
+
+def _codes(value: Any) -> Iterator[ErrorCode]:
+    if isinstance(value, ErrorCode):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _codes(each)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _codes(getattr(value, field.name))

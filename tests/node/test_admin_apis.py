@@ -152,6 +152,7 @@ async def call(broker: FakeBroker, api: Api, values: Mapping[str, Any], version:
     handle = broker.handlers[api.key].cold
     assert handle is not None
     answer = await handle(request)
+    assert isinstance(answer, dict)
     return read_response(api.key, version, write_response(api.key, version, answer))
 
 

@@ -37,10 +37,10 @@ from tests.node.support_authorization import (
     Names,
     allow,
     ask,
-    errors_of,
     login,
     set_acls,
 )
+from tests.node.support_wire import errors_of
 
 from chronik.authorization.acls import Operation, PatternType, Permission
 from chronik.client.connection import Connection

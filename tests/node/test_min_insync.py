@@ -12,7 +12,7 @@ from chronik.metadata.commands import AlterConfigs
 from chronik.metadata.elections import MIN_INSYNC_REPLICAS, Draft, TopicRules
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
 from chronik.node.config import NodeConfig
-from chronik.node.topic_settings import partition_settings, topic_defaults
+from chronik.node.topic_settings import partition_settings, topic_defaults, topic_settings
 
 MOVES = [((1,), ()), ((1, 2), (2,)), ((1, 2, 3), ()), ((1, 2, 3), (2, 3)), ((1, 2, 3, 4), (4,)), ((4, 1, 2, 3), (4,))]
 
@@ -31,7 +31,8 @@ def test_the_controller_keeps_eligible_leaders_exactly_if_the_leader_cannot_comm
         broker_configs = {} if on_brokers is None else {MIN_INSYNC_REPLICAS: on_brokers}
         image = ClusterImage(topics={"t": topic}, broker_configs={"": broker_configs})
 
-        needed = partition_settings(image, topic, 0, topic_defaults(NodeConfig(), image)).min_insync_replicas
+        settings = topic_settings(topic, topic_defaults(NodeConfig(), image))
+        needed = partition_settings(settings, image, topic, 0).min_insync_replicas
         for in_sync in range(1, len(replicas)):
             draft = Draft(partition)
             draft.isr = replicas[:in_sync]

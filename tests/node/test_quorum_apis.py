@@ -92,11 +92,12 @@ async def test_a_voter_that_is_not_a_broker_any_more_is_removed(tmp_path: Path) 
         gone, kept = nodes.others(controller)
         voter = {"voter_id": gone.node_id, "voter_directory_id": store_of(controller, gone.node_id)}
         epoch = controller.image.brokers[gone.node_id].epoch
-        await nodes.kill(gone)
         await controller.metadata.propose(UnregisterBroker(gone.node_id, epoch))
-        client = await nodes.client(kept)
-        answer = await client.call(ApiKey.REMOVE_RAFT_VOTER, {"cluster_id": controller.image.cluster_id, **voter})
+        await nodes.kill(gone)
+        request = {"cluster_id": controller.image.cluster_id, **voter}
+        answer = await nodes.administer(kept, ApiKey.REMOVE_RAFT_VOTER, request)
         assert answer.error_code == ErrorCode.none
+        client = await nodes.client(kept)
         (partition,) = (await quorum(client)).topics[0].partitions
         assert {voter.replica_id for voter in partition.current_voters} == {controller.node_id, kept.node_id}
         client.close()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.node.cluster_harness import DEADLINE_S
 from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_cluster, until
 from tests.node.test_replication_following import is_caught_up
 from tests.node.test_transactional_produce import batch
@@ -160,7 +161,7 @@ async def test_data_from_disk_has_the_aborted_list_of_its_range(
     response = await leader.consume(0, isolation_level=COMMITTED, max_bytes=1)
     assert response.aborted_transactions == [(7, 0)]
     assert visible(await committed(leader)) == [b"third"]
-    await asyncio.wait_for(leader.partition.jobs.ended(), 1.0)
+    await asyncio.wait_for(leader.partition.jobs.ended(), DEADLINE_S)
 
 
 @on_cluster()
@@ -177,7 +178,7 @@ async def test_records_are_withheld_if_the_aborted_list_cannot_be_read(
     monkeypatch.setattr(AbortedJob, "__call__", fail)
     response = await committed(leader)
     assert (response.error_code, len(response.records)) == (ErrorCode.kafka_storage_error, 0)
-    await asyncio.wait_for(leader.partition.jobs.ended(), 1.0)
+    await asyncio.wait_for(leader.partition.jobs.ended(), DEADLINE_S)
 
 
 @on_cluster()
@@ -210,7 +211,7 @@ async def test_a_waiting_fetch_wakes_when_the_transaction_ends(cluster: Cluster)
     await leader.produce(b"plain")
     assert not waiting.done()
     await leader.end_transaction(7, 0)
-    assert visible(await asyncio.wait_for(waiting, 1.0)) == [b"a", b"b", b"plain"]
+    assert visible(await asyncio.wait_for(waiting, DEADLINE_S)) == [b"a", b"b", b"plain"]
 
 
 @on_cluster()
@@ -222,7 +223,7 @@ async def test_a_waiting_fetch_does_not_wake_when_a_transaction_begins(cluster: 
     await until(lambda: leader.partition.high_watermark == 1)
     assert not waiting.done()
     await leader.end_transaction(7, 0)
-    assert visible(await asyncio.wait_for(waiting, 1.0)) == [b"a"]
+    assert visible(await asyncio.wait_for(waiting, DEADLINE_S)) == [b"a"]
 
 
 @on_cluster()
@@ -231,7 +232,7 @@ async def test_a_waiting_fetch_wakes_for_plain_records(cluster: Cluster) -> None
     waiting = asyncio.ensure_future(committed(leader, max_wait_ms=WAIT_MS))
     await asyncio.sleep(0)
     await leader.produce(b"plain")
-    assert visible(await asyncio.wait_for(waiting, 1.0)) == [b"plain"]
+    assert visible(await asyncio.wait_for(waiting, DEADLINE_S)) == [b"plain"]
 
 
 @on_cluster()
@@ -244,7 +245,7 @@ async def test_a_fetch_that_waits_for_more_bytes_keeps_no_lookup_open(cluster: C
     )
     response = (await leader.fetch(fetch)).topics[0][2][0]
     assert response.aborted_transactions == [(7, 0)]
-    await asyncio.wait_for(leader.partition.jobs.ended(), 1.0)
+    await asyncio.wait_for(leader.partition.jobs.ended(), DEADLINE_S)
 
 
 # -- followers and failover --------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ async def test_a_fetch_that_waits_at_a_follower_wakes_when_the_transaction_ends(
     waiting = asyncio.ensure_future(committed(follower, max_wait_ms=WAIT_MS, rack="b"))
     await asyncio.sleep(0)
     await leader.end_transaction(7, 0)
-    assert visible(await asyncio.wait_for(waiting, 2.0)) == [b"a"]
+    assert visible(await asyncio.wait_for(waiting, DEADLINE_S)) == [b"a"]
 
 
 @on_cluster()

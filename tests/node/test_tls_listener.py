@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -280,9 +281,9 @@ async def test_health_checks_that_only_connect_are_not_logged(scene: Scene) -> N
 # -- reload ------------------------------------------------------------------------------------------------------------
 
 
-async def seen_serial(scene: Scene) -> str:
-    client = scene.certificates.client()
-    _, writer = await asyncio.open_connection("127.0.0.1", scene.port, ssl=client)
+async def seen_serial(scene: Scene, client: ssl.SSLContext | None = None) -> str:
+    context = client or scene.certificates.client()
+    _, writer = await asyncio.open_connection("127.0.0.1", scene.port, ssl=context)
     serial = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
     writer.close()
     return str(serial)
@@ -316,6 +317,67 @@ async def test_mismatched_pair_keeps_the_old_certificate_and_is_logged_once(scen
     assert "does not belong to tls.certificate" in event["reason"]
     assert await seen_serial(scene) == old
     shutil.copy(folder / "other.pem", folder / "node.pem")
+    await until(lambda: scene.nodes.events(1, "certificates_reloaded"))
+    assert await seen_serial(scene) != old
+
+
+def make_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def make_huge(path: Path) -> None:
+    with path.open("ab") as file:
+        file.truncate(1 << 31)
+
+
+@pytest.mark.parametrize("name", ["node.pem", "node.key", "ca.pem"])
+@pytest.mark.parametrize("damage", [make_directory, make_pipe, make_huge])
+async def test_certificates_are_loaded_again_after_a_file_that_is_none(
+    scene: Scene, fast_poll: None, name: str, damage: Callable[[Path], None]
+) -> None:
+    await scene.start()
+    client = scene.certificates.client()
+    old = await seen_serial(scene, client)
+    folder = scene.certificates.folder
+    kept = (folder / name).read_bytes()
+    damage(folder / name)
+    await until(lambda: scene.nodes.events(1, "certificates_not_reloaded"))
+    assert await seen_serial(scene, client) == old
+    if (folder / name).is_dir():
+        (folder / name).rmdir()
+    else:
+        (folder / name).unlink()
+    (folder / name).touch(0o600)
+    (folder / name).write_bytes(kept)
+    scene.certificates.issue("node", "127.0.0.1")
+    await until(lambda: scene.nodes.events(1, "certificates_reloaded"))
+    assert await seen_serial(scene, client) != old
+
+
+async def test_reload_survives_a_file_that_disappears_while_it_is_loaded(
+    scene: Scene, fast_poll: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.start()
+    old = await seen_serial(scene)
+    folder = scene.certificates.folder
+    read = serving_tls._read
+
+    def removed_after(name: str, path: str, *, is_secret: bool) -> bytes:
+        data = read(name, path, is_secret=is_secret)
+        (folder / "node.pem").unlink(missing_ok=True)
+        return data
+
+    monkeypatch.setattr(serving_tls, "_read", removed_after)
+    scene.certificates.issue("node", "127.0.0.1")
+    await until(lambda: scene.nodes.events(1, "certificates_not_reloaded"))
+    monkeypatch.setattr(serving_tls, "_read", read)
+    scene.certificates.issue("node", "127.0.0.1")
     await until(lambda: scene.nodes.events(1, "certificates_reloaded"))
     assert await seen_serial(scene) != old
 
@@ -384,7 +446,8 @@ async def test_encrypted_key_needs_its_password_file(scene: Scene) -> None:
     [
         ({"certificate": "/nowhere.pem"}, "tls.certificate /nowhere.pem cannot be read: No such file"),
         ({"authorities": "/nowhere.pem"}, "tls.authorities /nowhere.pem cannot be read: No such file"),
-        ({"authorities": "/dev/null"}, "has no PEM certificate"),
+        ({"authorities": "/dev/null"}, "tls.authorities /dev/null cannot be read: it is no regular file"),
+        ({"authorities": __file__}, "has no PEM certificate"),
         ({"ciphers": "NONE-SUCH"}, "tls.ciphers: OpenSSL knows none"),
     ],
 )

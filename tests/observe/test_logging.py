@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chronik.observe.logging import LibraryLog, Logger, LogLevelError, LogLevels, make_logger, parse_levels
+from chronik.observe.logging import LibraryLog, Logger, LogLevelError, LogLevels, PrintedLog, make_logger, parse_levels
 
 
 def logger_into(lines: list[str], **levels: str) -> Logger:
@@ -97,3 +97,14 @@ def test_a_library_message_is_one_line_even_if_its_format_is_wrong() -> None:
     wrong, failed = parsed(lines)
     assert (wrong["event"], wrong["level"], wrong["detail"]) == ("library_message", "warning", "%d too few")
     assert (failed["level"], failed["detail"], failed["error"]) == ("error", "it failed", "ValueError('no')")
+
+
+def test_what_a_library_prints_becomes_json_lines() -> None:
+    lines: list[str] = []
+    stream = PrintedLog(logger_into(lines))
+    print("-" * 4, file=stream)
+    print("Exception", "of a thread\n", file=stream)
+    print("no end", end="", file=stream)
+    assert [line["detail"] for line in parsed(lines)] == ["----", "Exception of a thread"]
+    print("x" * 10_000, end="", file=stream)
+    assert len(parsed(lines)[2]["detail"]) == 8192 and parsed(lines)[2]["library"] == "stderr"

@@ -8,22 +8,28 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from tests.support import upsert
 from tests.support.eventually import eventually
 from tests.support.landing import records
 from tests.support.ports import free_ports
 
 from chronik.pipeline.audit.blocks import LANDED
-from chronik.pipeline.audit.table import find_tables, read_table, table_ranges
+from chronik.pipeline.audit.table import LandedFile, find_tables, read_table, table_ranges
+from chronik.pipeline.catalog import open_catalog
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable, Write
+from chronik.pipeline.land.iceberg import IcebergTable
+from chronik.pipeline.land.iceberg_maintenance import maintain_at
 from chronik.pipeline.land.landed_offsets import LandedOffsets
 from chronik.pipeline.land.maintenance import maintain
 from chronik.pipeline.land.schema import table_schema
+from chronik.pipeline.land.state_task import MergedBucket, MergeTask
 from chronik.pipeline.land.task import NewFile, WriteTask, remove_files
 from chronik.wire.checksum import record_checksum
 
@@ -108,7 +114,7 @@ def test_files_of_a_failed_attempt_are_removed_from_s3(s3: str) -> None:
     remove_files(uri, files[0].path.rpartition("/")[2])
     with pytest.raises(PipelineError, match=r"reading date=.* of the table"):
         table = find_tables(uri, "t")[0]
-        broken = table_ranges([type(table)(table.name, ((files[0].path, 1),), True)], 16, 1)
+        broken = table_ranges([type(table)(table.name, (LandedFile(files[0].path, 1, None),), True)], 16, 1)
         list(read_table(broken[0]))
     assert landing.land("q", 0, writer(uri, records(0, range(5)))) == LandedBatch(5, 0)
 
@@ -118,3 +124,44 @@ def test_an_unknown_address_is_a_one_line_error() -> None:
         find_tables("ftp://host/t", "t")
     with pytest.raises(PipelineError, match="cannot use the address ftp://host/t"):
         WriteTask("ftp://host/t", "", "x", None, LandedOffsets()).write(iter(()), "x")
+
+
+def test_the_current_state_is_landed_in_s3(s3: str) -> None:
+    """Also after a lost checkpoint, and beside a landing that is faster."""
+    folder = f"s3://{s3}/state"
+    first = [upsert.Record(0, number, b"k%d" % (number % 4), b"v%d" % number, number) for number in range(8)]
+    upsert.lander(folder).land("q", 0, upsert.writer(folder, first))
+    raced: list[int] = []
+
+    def overtaken(task: MergeTask) -> list[MergedBucket]:
+        if not raced:
+            raced.append(1)
+            upsert.lander(folder).land("q", 1, upsert.writer(folder, [upsert.Record(0, 8, b"k0", None, 8)]))
+        return upsert.merge(task)
+
+    more = [*first, upsert.Record(0, 8, b"k0", None, 8), upsert.Record(0, 9, b"k1", b"last", 9)]
+    upsert.lander(folder, do_merge=overtaken).land("lost", 0, upsert.writer(folder, more))
+    assert raced and upsert.state(folder) == {b"k1": b"last", b"k2": b"v6", b"k3": b"v7"}
+    maintain(f"{folder}/t", "m", 1_800_000_000_000)
+    assert len(upsert.state(folder)) == 3
+
+
+def test_an_iceberg_table_in_s3_is_landed_audited_and_merged(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", BATCHES)
+    uri = f"s3://{s3}/iceberg/t"
+    settings = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"s3://{s3}/iceberg"}
+
+    def landing() -> BatchLander:
+        return BatchLander(IcebergTable.open(open_catalog(uri, settings), uri, table_schema(None), "t", "id-1"))
+
+    for batch in range(BATCHES):
+        rows = records(0, range(batch * 10, batch * 10 + 10))
+        assert landing().land("q", batch, writer(uri, rows)) == LandedBatch(10, 0)
+    done = maintain_at(uri, settings, "m", 1_800_000_000_000)
+    assert (done.merged_files, done.new_files) == (BATCHES, 1)
+    assert landing().land("lost", 0, writer(uri, records(0, range(45)))) == LandedBatch(5, 0)
+    (table,) = find_tables(uri, "t", settings)
+    found = pa.Table.from_batches(batch for task in table_ranges([table], 16, 2) for batch in read_table(task))
+    assert sorted(found.column("start").to_pylist()) == list(range(45))

@@ -150,7 +150,7 @@ PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
     damaged_replica_is_kept: Found(BadDisks.name, 1),
     coordinator_answers_without_lease: Found(ThreeNodes.name, 28),
     cluster_is_founded_beside_logs: Found(BadDisks.name, 14),
-    synced_end_is_not_read: Found(BadDisks.name, 160),
+    synced_end_is_not_read: Found(BadDisks.name, 256),
     metadata_mark_is_not_read: Found(BadDisks.name, 81),
 }
 """Hits are far apart, so each test runs few seeds. docs/simulator.md lists how often each bug is found."""

@@ -16,7 +16,7 @@ from _pytest.mark import ParameterSet
 
 import chronik
 from chronik.testing.sim import Report, run_seed
-from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, FiveNodes, ThreeNodes
+from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, FiveNodes, ShareGroups, ThreeNodes
 from chronik.testing.sim.scenario import SingleNode
 from chronik.testing.sim.transaction_scenario import Transactions
 
@@ -28,6 +28,7 @@ KNOWN = {
     FiveNodes.name: range(4),
     Transactions.name: range(4),
     ConsumerGroups.name: range(4),
+    ShareGroups.name: range(27, 31),
 }
 FRESH = {
     SingleNode.name: 10,
@@ -36,8 +37,9 @@ FRESH = {
     FiveNodes.name: 4,
     Transactions.name: 4,
     ConsumerGroups.name: 4,
+    ShareGroups.name: 4,
 }
-SEEDS_IN_MAKE_TEST = {SingleNode.name: 4}
+SEEDS_IN_MAKE_TEST = {SingleNode.name: 4, ShareGroups.name: 1}
 """How many of the known and of the fresh seeds run in `make test`, if not two. Seeds of one node are cheap."""
 
 

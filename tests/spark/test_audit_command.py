@@ -113,7 +113,7 @@ def test_a_torn_line_inside_the_ledger_is_a_one_line_error_with_exit_code_2(
         (("audit-no-such-topic",), "topic audit-no-such-topic does not exist"),
         (("audit-command", "-b", "127.0.0.1:1"), "no answer from 127.0.0.1:1"),
         (("audit-command", "--ledger", "/no/such/ledger"), "cannot read the ledger /no/such/ledger: No such file"),
-        (("audit-command", "--table", "/no/such/table"), "there is no Delta table at /no/such/table"),
+        (("audit-command", "--table", "/no/such/table"), "there is no table at /no/such/table"),
         (("audit-command", "--group", "audit-nobody"), "group audit-nobody has committed nothing of audit-command"),
         (("audit-command", "--from", "yesterday"), "--from yesterday is not a time"),
         (("audit-command", "--log", "somehow"), "--log somehow is unknown"),

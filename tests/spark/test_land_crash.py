@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from tests.support import topics
 from tests.support.eventually import eventually
 from tests.support.landing import sql
 
+from chronik.pipeline.catalog import open_catalog
 from chronik.pipeline.session import java_fault
 from chronik.testing.cluster import TestCluster
 from chronik.wire.records import NewRecord
@@ -37,18 +38,18 @@ def _java() -> None:
 class Driver:
     """One run of `chronik pipeline land --once`."""
 
-    def __init__(self, bootstrap: str, topic: str, folder: Path, rows_per_batch: int) -> None:
+    def __init__(self, bootstrap: str, topic: str, folder: Path, rows_per_batch: int, *options: str) -> None:
         self.log = folder / "driver.log"
         self._table = folder / "tables" / topic
         command = ["pipeline", "land", topic, "--to", str(folder / "tables"), "--once", "--group", "g", "-b", bootstrap]
         spark = ["--master", "local[2]", "--conf", f"spark.chronik.maxOffsetsPerTrigger={rows_per_batch}"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [str(CHRONIK), *command, *spark], stdout=log, stderr=log, start_new_session=True
+                [str(CHRONIK), *command, *spark, *options], stdout=log, stderr=log, start_new_session=True
             )
 
     def commits(self) -> int:
-        return len(list(self._table.glob("_delta_log/*.json")))
+        return sum(len(list(self._table.glob(log))) for log in ("_delta_log/*.json", "metadata/*.metadata.json"))
 
     def wait_for_commits(self, more: int) -> None:
         """Wait for `more` new commits, or for the end of the run."""
@@ -58,6 +59,14 @@ class Driver:
     def finish(self) -> int:
         return self.process.wait(RUN_S_MAX)
 
+    def workers(self) -> list[int]:
+        """Return the Python processes of this run that tasks run in."""
+        command = ["ps", "-s", str(self.process.pid), "-o", "pid=,stat=,args="]
+        lines = [
+            line.split(None, 2) for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+        ]
+        return [int(pid) for pid, state, name in lines if not state.startswith("Z") and "pyspark.daemon" in name]
+
     def kill(self) -> None:
         """Kill the driver alone: its JVM ends later by itself, and the next start has to tolerate it until then."""
         self.process.kill()
@@ -65,8 +74,8 @@ class Driver:
 
 
 @contextmanager
-def driver(bootstrap: str, topic: str, folder: Path, rows_per_batch: int) -> Iterator[Driver]:
-    started = Driver(bootstrap, topic, folder, rows_per_batch)
+def driver(bootstrap: str, topic: str, folder: Path, rows_per_batch: int, *options: str) -> Iterator[Driver]:
+    started = Driver(bootstrap, topic, folder, rows_per_batch, *options)
     try:
         yield started
     finally:
@@ -118,3 +127,65 @@ def test_each_record_lands_once_despite_killed_drivers_and_a_killed_broker(
     found = sql(table, f'select "partition", {query} from landed group by all order by all')
     assert found == [(partition, each, each, 0, each - 1) for partition in range(PARTITIONS)]
     assert topics.committed(chronik_cluster.bootstrap, "g") == {(topic, number): each for number in range(PARTITIONS)}
+
+
+UPSERT, ICEBERG = ("--mode", "upsert"), ("--table-format", "iceberg")
+SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize(
+    ("options", "records", "kills"),
+    [
+        pytest.param(UPSERT, 30_000, 1, marks=pytest.mark.timeout(600), id="upsert"),
+        pytest.param(UPSERT, 600_000, 10, marks=SOAK, id="upsert-ten-kills"),
+        pytest.param(ICEBERG, 600_000, 10, marks=SOAK, id="iceberg-ten-kills"),
+    ],
+)
+def test_tables_of_other_kinds_are_exact_despite_kills_of_anything(
+    chronik_cluster: TestCluster, tmp_path: Path, options: tuple[str, ...], records: int, kills: int
+) -> None:
+    """Drivers, Python workers and brokers are killed in turn."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    topic = chronik_cluster.topic(partitions=PARTITIONS, retention_ms="-1")
+    fill(chronik_cluster.bootstrap, topic, records)
+    tombstones: list[NewRecord] = [(b"k%d" % key, None, (), topics.NOW_MS + 10_000) for key in range(100)]
+    topics.append(chronik_cluster.bootstrap, topic, 0, tombstones)
+    rows_per_batch = records // (5 * (kills + 1))
+    done = 0
+    for _ in range(4 * kills):  # a run may end before its kill
+        with driver(chronik_cluster.bootstrap, topic, tmp_path, rows_per_batch, *options) as job:
+            job.wait_for_commits(chance.randint(1, 2))
+            pause_s = chance.uniform(0, KILL_WITHIN_S)
+            try:
+                job.process.wait(pause_s)
+            except subprocess.TimeoutExpired:
+                victim = ("driver", "worker", "broker")[done % 3]
+                print(f"kill {done + 1}: {victim}, {pause_s:.2f} s after commit {job.commits() - 1}")
+                if victim == "broker":
+                    chronik_cluster.kill(chronik_cluster.leader(topic, chance.randrange(PARTITIONS)))
+                for pid in job.workers() if victim == "worker" else ():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                done += 1
+                if victim != "driver" and done < kills:
+                    job.wait_for_commits(1)
+                job.kill()
+        chronik_cluster.heal()
+        if done >= kills or job.process.returncode == 0:
+            break
+    with driver(chronik_cluster.bootstrap, topic, tmp_path, rows_per_batch, *options) as job:
+        assert job.finish() == 0, job.log.read_text()
+    assert done >= min(kills, 1)
+    each = records // PARTITIONS // RECORDS_PER_BATCH * RECORDS_PER_BATCH
+    if options == UPSERT:
+        # The keys are in all partitions with equal timestamps, so the last one has the current state.
+        found = sql(tmp_path / "tables" / topic, 'select key, "partition", "offset" from landed')
+        expected = [(b"k%d" % key, 2, each - RECORDS_PER_BATCH + key) for key in range(100, RECORDS_PER_BATCH)]
+        assert sorted(found) == sorted(expected)
+        return
+    table = open_catalog(str(tmp_path / "tables"), {}).load_table(("chronik", topic)).scan().to_arrow()
+    places = sorted(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))
+    ends = {number: each + (100 if number == 0 else 0) for number in range(PARTITIONS)}
+    assert places == [(number, offset) for number, end in ends.items() for offset in range(end)]

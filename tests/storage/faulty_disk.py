@@ -210,9 +210,12 @@ class FaultyDisk:
         self.step("rename", new)
         if old in self.folders:
             self.folders[new] = None
-            for name in [*self.names]:
-                if name.startswith(old + "/"):
-                    self.names[new + name[len(old) :]] = self.names.pop(name)
+            # At once durable, with the names in it.
+            for names in (self.names, self._durable_names):
+                for name in [*names]:
+                    if name.startswith(old + "/"):
+                        names[new + name[len(old) :]] = names.pop(name)
+            self._journal.pop(old, None)
             for name in [*self.folders]:
                 if name == old or name.startswith(old + "/"):
                     del self.folders[name]
@@ -221,6 +224,10 @@ class FaultyDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", old)
         inode = self.names.pop(old)
         self.names[new] = inode
+        if (folder := old.rpartition("/")[0]) != new.rpartition("/")[0]:
+            # One journal orders the changes of both folders.
+            self._settle(folder, len(self._journal.get(folder, ())))
+            self._journal[folder] = []
         self._log(new, "rename " + old, inode)
 
     def sync_dir(self, path: str) -> None:
@@ -238,7 +245,11 @@ class FaultyDisk:
 
     def rmtree(self, path: str) -> None:
         self.step("rmtree", path)
-        self.names = {name: inode for name, inode in self.names.items() if not name.startswith(path + "/")}
+        for names in (self.names, self._durable_names):
+            for name in [*names]:
+                if name.startswith(path + "/"):
+                    del names[name]
+        self._journal.pop(path, None)
         self.folders = {name: None for name in self.folders if name != path and not name.startswith(path + "/")}
 
     def space(self, path: str) -> DiskSpace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.eventually import eventually
@@ -18,8 +19,8 @@ SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{broker}
+listeners={listeners},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners={listeners}
 controller.listener.names=CONTROLLER
 log.dirs={folder}/data
 offsets.topic.replication.factor=1
@@ -44,15 +45,20 @@ def missing() -> str | None:
 class ApacheKafka:
     """One broker that is also the controller. Owns its folder and its process."""
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
-        """`settings` are added to the broker's own, one on each line; later lines win."""
+    def __init__(self, folder: Path, settings: str = "", more_listeners: Mapping[str, int] | None = None) -> None:
+        """`settings` are added to the broker's own, one on each line; later lines win.
+
+        `more_listeners` are ports by name, beside PLAINTEXT.
+        """
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         broker, controller = free_ports(2)
         self._port = broker
         self.bootstrap = f"127.0.0.1:{broker}"
         self._settings = folder / "server.properties"
-        own = SETTINGS.format(broker=broker, controller=controller, folder=folder)
+        ports = {"PLAINTEXT": broker, **(more_listeners or {})}
+        listeners = ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
+        own = SETTINGS.format(listeners=listeners, controller=controller, folder=folder)
         self._settings.write_text(own + settings)
 
     def start(self) -> ApacheKafka:

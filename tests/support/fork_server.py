@@ -81,14 +81,19 @@ class ForkedProcess:
 class ForkServer:
     """The process of a module that calls `serve`, and the socket to it. Any thread may start processes."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES_MAX)
         # The last argument reserves memory for the command lines of the forked processes.
         command = [sys.executable, "-m", module, str(other.fileno()), "-" * COMMAND_LINE_BYTES_MAX]
         with other:
             self._process = subprocess.Popen(
-                command, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT, start_new_session=True
+                command,
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(environment or {})},
+                cwd=ROOT,
+                start_new_session=True,
             )
 
     def close(self) -> None:

@@ -38,8 +38,10 @@ class Node:
     The data folder outlives the process, so `kill` then `start` is a crash and a recovery.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None, *, runs_checkout: bool = False) -> None:
+        """`runs_checkout`: run the checkout even if the nodes of this test run are those of an installed wheel."""
         self.folder = folder
+        self._runs_checkout = runs_checkout
         self.settings = dict(settings or {})
         self.node_id = int(self.settings.get("node_id", 1))
         self.data_dir = folder / f"node-{self.node_id}"
@@ -140,7 +142,9 @@ class Node:
         config.write_text(to_toml({**own, **self.settings}))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
         with self.log_path.open("ab") as log:
-            self.process = start_node(["--config", str(config)], environment, log.fileno(), self.folder)
+            self.process = start_node(
+                ["--config", str(config)], environment, log.fileno(), self.folder, runs_checkout=self._runs_checkout
+            )
 
     def _is_ready(self) -> bool:
         if self.process is None or self.process.poll() is not None:

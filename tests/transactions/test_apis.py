@@ -278,8 +278,8 @@ async def test_describe_transactions_shows_each_id(broker: TransactionBroker) ->
 async def test_api_versions_announces_the_versions_of_features(broker: TransactionBroker, version: int) -> None:
     answer = await broker.ask(api_versions.API, version, {})
     finalized = [(each.name, each.min_version_level, each.max_version_level) for each in answer.finalized_features]
-    assert finalized == [("group.version", 1, 1), ("transaction.version", 2, 2)]
+    assert finalized == [("group.version", 1, 1), ("share.version", 1, 1), ("transaction.version", 2, 2)]
     assert answer.finalized_features_epoch >= 0
     supported = [(each.name, each.min_version, each.max_version) for each in answer.supported_features]
-    both = [("group.version", 0, 1), ("transaction.version", 0, 2)]
-    assert supported == (both if version >= 4 else []), "older clients refuse a minimum of 0"
+    all_features = [("group.version", 0, 1), ("share.version", 0, 1), ("transaction.version", 0, 2)]
+    assert supported == (all_features if version >= 4 else []), "older clients refuse a minimum of 0"

@@ -6,7 +6,7 @@ import pytest
 from tests.transactions.driver import ID, PARTITIONS, TIMEOUT_MS, Driver
 
 from chronik.groups.records import group_partition
-from chronik.transactions.coordinator import APPEND_RETRY_MS, ProducerIdAndEpoch, TransactionSettings
+from chronik.transactions.coordinator import APPEND_RETRY_MS, IDS_EXPIRED_MAX, ProducerIdAndEpoch, TransactionSettings
 from chronik.transactions.records import UnreadableRecord, write_key, write_value
 from chronik.transactions.transaction import EPOCH_MAX, TransactionMetadata, TransactionState
 from chronik.wire.errors import ErrorCode
@@ -236,6 +236,17 @@ def test_unused_transactional_ids_expire_and_open_ones_stay() -> None:
     assert [name for name, _ in driver.coordinator.transactions()] == [ID]
     assert driver.coordinator.describe("idle")[0] is ErrorCode.transactional_id_not_found
     assert driver.failed_over().coordinator.describe("idle")[0] is ErrorCode.transactional_id_not_found
+
+
+def test_thousands_of_unused_ids_expire_in_parts() -> None:
+    driver = Driver(TransactionSettings(id_expiration_ms=1_000))
+    for number in range(IDS_EXPIRED_MAX + 10):
+        driver.init(name=f"idle-{number}")
+    driver.now_ms += 1_001
+    driver.expire()
+    assert len(list(driver.coordinator.transactions())) == 10
+    driver.expire()
+    assert not list(driver.coordinator.transactions())
 
 
 def test_waiting_clients_are_sent_to_the_new_coordinator() -> None:

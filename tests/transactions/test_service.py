@@ -12,6 +12,7 @@ from chronik.metadata.events import LeaderChanged
 from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, PartitionImage
 from chronik.node.coordinators import service, transaction_service
 from chronik.node.replicas.partition import TransactionMarker
+from chronik.transactions import coordinator
 from chronik.transactions.coordinator import ProducerIdAndEpoch
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -252,6 +253,21 @@ async def test_unused_ids_are_removed_from_the_log(broker: TransactionBroker) ->
     await reloaded.start()
     assert list(reloaded.transactions.transactions()) == []
     await reloaded.stop()
+
+
+@with_transactions(transactional_id_expiration_ms=1_000)
+async def test_thousands_of_unused_ids_expire_without_waiting_for_the_next_round(
+    broker: TransactionBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "IDS_EXPIRED_MAX", 2)
+    monkeypatch.setattr(transaction_service, "IDS_EXPIRED_MAX", 2)
+    monkeypatch.setattr(transaction_service, "EXPIRY_PAUSE_S", 0.001)
+    for number in range(5):
+        await broker.begin(name=f"idle-{number}")
+    broker.wall_now_ms += 10_000
+    broker.transactions._expire()
+    while list(broker.transactions.transactions()):
+        await asyncio.sleep(0.001)
 
 
 @with_transactions()

@@ -40,6 +40,9 @@ class Acls:
     def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         return (principal, operation, resource_type, name) in self.granted
 
+    def known(self, *_: object) -> dict[tuple[int, str], bool]:
+        return {}
+
     def allows_any(self, *_: object) -> bool:
         return False
 

@@ -165,7 +165,7 @@ async def test_the_cluster_endpoint_returns_the_metadata_of_this_node(node: Node
     status, view = await get_json(port, "/api/cluster")
     assert status == 200
     assert (view["node_id"], view["controller"], view["version"], view["cluster_id"]) == (2, 1, 9, "c")
-    assert (view["state"], view["disk_error"]) == ("disconnected", None)
+    assert (view["state"], view["disk_error"], view["build"]) == ("disconnected", None, "pure")
     assert [(known["id"], known["state"], known["kafka"]) for known in view["nodes"]] == [
         (1, "alive", "127.0.0.1:9092"),
         (2, "alive", "127.0.0.1:9093"),

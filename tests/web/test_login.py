@@ -226,6 +226,12 @@ async def test_malformed_log_ins_are_refused_without_repeating_them(node: Secure
 
 
 @secured
+async def test_a_target_that_is_no_path_is_refused(node: SecureNode, port: int) -> None:
+    for method, target in (("OPTIONS", "*"), ("CONNECT", "evil.example:80"), ("GET", "//subjects")):
+        assert 400 <= (await send(port, method, target)).status < 500, (method, target)
+
+
+@secured
 async def test_a_client_cannot_choose_its_address(node: SecureNode, port: int) -> None:
     assert (await send(port, "GET", "/api/topics", basic("alice", "wrong"))).status == 401
     for forwarded in ("10.1.2.3", "10.1.2.4"):

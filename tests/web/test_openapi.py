@@ -58,7 +58,7 @@ async def test_the_description_states_names_bounds_and_defaults_of_parameters(no
     assert list(parameters("/api/traces")) == ["after", "last", "topic", "partition", "limit"]
     assert list(parameters("/api/doctor/{name}")) == ["group", "seconds"]
     events = parameters(STREAM)
-    assert list(events) == ["topics", "topic", "groups", "group", "transactions", "clients", "traces"]
+    assert list(events) == ["topics", "topic", "groups", "group", "transactions", "pipelines", "clients", "traces"]
     assert events["topic"]["schema"] == {"type": "string", "maxLength": 1000}
     assert events["topics"]["schema"] == {"type": "integer", "enum": [0, 1]}
 

@@ -29,6 +29,7 @@ from chronik.node.serving.signed import Kind, sign, verify
 from chronik.observe.traces import PartitionTrace
 from chronik.web import schemas
 from chronik.web.app import PUBLIC_FILES
+from chronik.web.events import LISTENERS_OF_USER_MAX
 
 PATHS: dict[str, tuple[int, int]] = {
     # path: the status for bob, who may only see the topic, and for alice, who may read it
@@ -57,6 +58,7 @@ PATHS: dict[str, tuple[int, int]] = {
     "/api/doctor/missing?seconds=1": (403, 403),
     "/api/groups": (200, 200),
     "/api/client-metrics": (403, 200),
+    "/api/pipelines": (403, 403),
     "/api/transactions": (200, 200),
 }
 OPEN = ("/healthz", "/readyz", "/metrics", "/api/session", *(f"/page/{name}" for name in PUBLIC_FILES))
@@ -143,7 +145,10 @@ async def test_traces_show_the_topics_that_the_user_may_read(node: SecureNode, p
 
 
 async def _groups(*_: object) -> schemas.Groups:
-    lines = [schemas.GroupSummary(name, "Stable", 1, 1, ["orders", "payroll"], 2, 7, 9) for name in ("shop", "other")]
+    lines = [
+        schemas.GroupSummary(name, "Stable", 1, 1, ["orders", "payroll"], 2, 7, 9, "classic")
+        for name in ("shop", "other")
+    ]
     return schemas.Groups(lines, 2, [])
 
 
@@ -152,7 +157,7 @@ async def _group(*_: object) -> schemas.Group:
     held = [schemas.AssignedPartition(topic, 0) for topic in ("orders", "payroll")]
     member = schemas.Member("m", "c", "/h", None, held, 3, held)
     topics = ["orders", "payroll"]
-    return schemas.Group("shop", "Stable", 1, 1, topics, 2, 4, 10, "range", [member], partitions)
+    return schemas.Group("shop", "Stable", 1, 1, topics, 2, 4, 10, "classic", "range", [member], partitions)
 
 
 async def _transactions(*_: object) -> schemas.Transactions:
@@ -275,6 +280,23 @@ async def test_events_end_with_their_session(node: SecureNode, port: int) -> Non
     await stream.until_closed()
     for each in (*streams, stream):
         each.close()
+
+
+@secured
+async def test_a_user_cannot_take_all_event_streams(node: SecureNode, port: int) -> None:
+    tokens = {
+        user: bearer((await send(port, "POST", "/api/tokens?seconds=60", basic(user))).json["token"])
+        for user in ("alice", "bob")
+    }
+    streams = [await Events.open(port, "", tokens["bob"]) for _ in range(LISTENERS_OF_USER_MAX)]
+    for stream in streams:
+        await stream.next("cluster")
+    refused = await send(port, "GET", "/api/events", tokens["bob"])
+    assert (refused.status, "close a page" in refused.json["error"]) == (503, True)
+    streams.append(await Events.open(port, "", tokens["alice"]))
+    await streams[-1].next("cluster")
+    for stream in streams:
+        stream.close()
 
 
 @pytest.mark.parametrize("is_public", [True, False])

@@ -14,7 +14,7 @@ does not depend on the number of ACLs. Decisions are cached until an ACL changes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from chronik.authorization.acls import (
@@ -187,6 +187,10 @@ class Authorizer:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
+    def known(self, principal: str, host: str) -> Mapping[DecisionKey, bool]:
+        """Return the cached decisions about the client. They are true at any time: an outdated one is removed."""
+        return self._decisions.setdefault((principal, host), {})
+
     def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         client = (principal, host)
         decisions = self._decisions.get(client)
@@ -272,6 +276,8 @@ class Authorizer:
         return decision
 
     def _forget_decisions(self) -> None:
+        for decisions in self._decisions.values():
+            decisions.clear()  # `known` returned some of them
         self._decisions = {}
         self._decision_count = 0
 

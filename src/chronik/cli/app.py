@@ -18,6 +18,7 @@ from chronik.client.errors import ClientError, LostAtFirstRequest, SecurityError
 from chronik.client.ledger import LedgerError
 from chronik.client.properties import PropertiesError
 from chronik.local.errors import LocalClusterError, UncleanStop
+from chronik.observe.build import description
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
@@ -28,6 +29,7 @@ COMMANDS = (
     "consume",
     "group",
     "transaction",
+    "schema",
     "quota",
     "verify",
     "doctor",
@@ -36,6 +38,7 @@ COMMANDS = (
     "certs",
     "trace",
     "bench",
+    "sql",
     "pipeline",
     "demo",
 )
@@ -159,8 +162,8 @@ def _start(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] =
 
 
 def version() -> None:
-    """Print the version."""
-    print(__version__)
+    """Print the version, and whether it is compiled."""
+    print(f"{__version__} ({description()})")
 
 
 def _print_version(requested: bool) -> None:

@@ -7,28 +7,39 @@ import signal
 import sys
 import time
 from base64 import b64encode
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from chronik.cli.confluent import client_settings, partitions_of
-from chronik.cli.errors import CHECK_FAILED, CliError
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic
+from chronik.cli.errors import CHECK_FAILED, CliError, say
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic, with_controller
 from chronik.cli.output import open_ledger
+from chronik.client.groups import Groups
 from chronik.client.ledger import Ledger
 from chronik.client.properties import ClientSettings
 
 BATCH_RECORDS_MAX = 1000
 POLL_S = 0.2
 JOIN_S_MAX = 60.0
+COMMIT_S_MAX = 30.0
 
 
 def consume(
     topic: Topic,
     group: Annotated[str | None, typer.Option(help="Join this group and commit; default: read all partitions.")] = None,
+    share: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Join this share group; accept each record that was printed.")
+    ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Start with the oldest record, if the group has no offset yet.")
+        bool,
+        typer.Option(
+            "--from-beginning",
+            help="Start with the oldest record, if the group has no offset yet; of a share group, a config is set.",
+        ),
     ] = False,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many records.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0.1, help="Stop after S seconds without a record.")] = None,
@@ -39,13 +50,19 @@ def consume(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print a topic's records until --count, --timeout or Ctrl-C."""
+    if group is not None and share is not None:
+        raise CliError("--group and --share exclude each other: a group has one type")
     idle = IdleClock(timeout, joined=group is None)
     with open_ledger(receipts, "--receipts") or nullcontext() as receipt_file:
-        consumer = _consumer(topic, group, from_beginning, bootstrap, idle)
-        printer = JsonPrinter(topic, group) if as_json else LinePrinter()
+        if share is not None:
+            consumer: Any = ShareReader(topic, share, from_beginning, bootstrap)
+        else:
+            consumer = _consumer(topic, group, from_beginning, bootstrap, idle)
+        printer = JsonPrinter(topic, share or group) if as_json else LinePrinter()
+        settle = consumer.accept if share is not None else partial(_store, consumer) if group is not None else None
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            _run(consumer, printer, receipt_file, group is not None, count, idle)
+            _run(consumer, printer, receipt_file, settle, count, idle)
         except KeyboardInterrupt:
             pass
         finally:
@@ -100,15 +117,66 @@ def _consumer(topic: str, group: str | None, from_beginning: bool, bootstrap: Cl
     return consumer
 
 
+class ShareReader:
+    """A member of a share group. It accepts what was printed; the records beyond a batch are released at once."""
+
+    def __init__(self, topic: str, group: str, from_beginning: bool, bootstrap: ClientSettings) -> None:
+        from confluent_kafka import Consumer, ShareConsumer
+
+        self._group = group
+        settings = client_settings(bootstrap, group_id=group)
+        lookup = Consumer(settings)
+        try:
+            partitions_of(lookup, topic, bootstrap)
+        finally:
+            lookup.close()
+        if from_beginning:
+            configs = {"share.auto.offset.reset": "earliest"}
+            with_controller(bootstrap, lambda cluster: Groups(cluster).alter_configs(group, configs))
+        self._consumer = ShareConsumer({**settings, "share.acknowledgement.mode": "explicit"})
+        self._consumer.subscribe([topic])
+
+    def consume(self, batch_max: int, timeout_s: float) -> list[Any]:
+        from confluent_kafka import AcknowledgeType, KafkaException
+
+        try:
+            polled: Any = self._consumer.poll(timeout_s)
+        except KafkaException as error:
+            if error.args[0].name() == "GROUP_ID_NOT_FOUND":
+                raise CliError(f"group {self._group} is not a share group: pass the name of another group") from None
+            raise CliError(f"cannot continue reading: {error.args[0].str()}") from None
+        messages = list(polled)
+        for message in messages[batch_max:]:
+            if message.error() is None:
+                self._consumer.acknowledge(message, AcknowledgeType.RELEASE)
+        return messages[:batch_max]
+
+    def accept(self, batch: list[Any]) -> None:
+        for message in batch:
+            if message.error() is None:
+                self._consumer.acknowledge(message)
+        outcome: Any = self._consumer.commit_sync(COMMIT_S_MAX)
+        for partition, error in outcome.items():
+            if error is not None:
+                name = f"{partition.topic}-{partition.partition}"
+                say(f"records of {name} were printed, but not accepted: they may be delivered again ({error})")
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
 def _run(
     consumer: Any,
     printer: LinePrinter | JsonPrinter,
     receipts: Ledger | None,
-    commit: bool,
+    settle: Callable[[list[Any]], None] | None,
     count: int | None,
     idle: IdleClock,
 ) -> None:
-    """Consume; store a record's offset after it was printed and receipted, so that a crash repeats but never skips."""
+    """Consume; settle records after they were printed and receipted, so that a crash repeats but never skips.
+
+    `settle` stores the offsets of a batch, or accepts its records.
+    """
     consumed = 0
     while count is None or consumed < count:
         batch_max = BATCH_RECORDS_MAX if count is None else min(BATCH_RECORDS_MAX, count - consumed)
@@ -126,8 +194,8 @@ def _run(
             printer.flush()
             if receipts is not None:
                 receipts.flush()
-            if commit:
-                _store(consumer, batch)
+            if settle is not None:
+                settle(batch)
         elif idle.is_expired:
             if count is None:
                 return

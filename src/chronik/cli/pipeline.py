@@ -1,22 +1,24 @@
 """`chronik pipeline`: Spark jobs over topics: `land` them in Delta tables exactly once, `audit` them, `traces`.
 
-`maintain` merges a table's small files.
+`maintain` merges a table's small files. `run`, a service, and `status` are in `pipeline_run`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from chronik.cli import pipeline_replay, pipeline_run
 from chronik.cli.errors import CHECK_FAILED, CliError, say
 from chronik.cli.options import (
     DEFAULT_BOOTSTRAP,
@@ -39,12 +41,28 @@ from chronik.cli.pipeline_spark import (
     spark_job,
     with_connector,
 )
+from chronik.cli.registry import RegistryUrl, registry_client
+from chronik.pipeline.land.options import (
+    ENVELOPES,
+    FORMATS,
+    MODES,
+    ON_CHANGE,
+    REGISTRY_FORMATS,
+    TABLE_FORMATS,
+    TableOptions,
+)
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from rich.table import Table
 
+    from chronik.client.properties import ClientSettings
+    from chronik.client.schema_registry import RegistryClient
     from chronik.pipeline.audit.result import AuditResult
+    from chronik.pipeline.land.backfill import Bound, Range
     from chronik.pipeline.land.topic_landing import LandSettings, TopicLanding
+    from chronik.pipeline.service.settings import LandingSettings
+    from chronik.pipeline.typed.topic_schemas import TopicSchemas
 
 LOG_WAYS = ("auto", "headers", "fetch", "records")
 RANGES_SHOWN = 20
@@ -55,14 +73,29 @@ KeepFiles = Annotated[
     int | None,
     typer.Option("--vacuum-after", min=1, metavar="HOURS", help="Keep replaced files this long; default a week."),
 ]
+Catalog = Annotated[
+    list[str] | None,
+    typer.Option("--catalog", metavar="K=V", help="A setting of pyiceberg's catalog; repeatable. Default: a file."),
+]
+CATALOG_EXAMPLE = "uri=http://127.0.0.1:8181"
 KeepLog = Annotated[
     int | None,
     typer.Option("--log-retention", min=1, metavar="DAYS", help="Keep the table's log this long; default 30 days."),
 ]
 
+Deleted = Annotated[
+    str | None,
+    typer.Option("--deleted", metavar="FILE|TABLE", help="Keys that were deleted on purpose: see docs/pipeline.md."),
+]
+
 app = typer.Typer(
     no_args_is_help=True, help="Spark jobs over topics: land them in tables, audit them, and explain stalls."
 )
+
+
+app.command(name="run")(pipeline_run.run)
+app.command(name="status")(pipeline_run.status)
+app.command(name="replay")(pipeline_replay.replay)
 
 
 @app.command()
@@ -77,33 +110,95 @@ def land(
     starting: Annotated[
         str, typer.Option(metavar="earliest|latest|TIME", help="Where to start without a checkpoint.")
     ] = "earliest",
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="OFFSETS|TIME", help="Land only a range, from here to --until, and end."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="OFFSETS|TIME", help="The end of the range, exclusive; default: latest.")
+    ] = None,
     trigger: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Interval between micro-batches.")] = 10.0,
     retry_for: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long to try again if brokers or workers fail.")
     ] = 600.0,
     keep_files: KeepFiles = None,
     keep_log: KeepLog = None,
+    deleted: Deleted = None,
     schema: Annotated[
         str | None, typer.Option(metavar="FILE", help="Land JSON values as columns: id BIGINT NOT NULL, name STRING.")
     ] = None,
+    infer: Annotated[
+        bool, typer.Option("--infer", help="Propose the columns of JSON values from a sample, and keep them in a file.")
+    ] = False,
+    value_format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="|".join(FORMATS), help="Land values as columns; json needs --schema."),
+    ] = None,
+    key_format: Annotated[
+        str | None, typer.Option("--key-format", metavar="|".join(REGISTRY_FORMATS), help="Land keys as columns.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option("--mode", metavar="|".join(MODES), help="upsert: one row per key, its current state.")
+    ] = "append",
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="COLUMN[,...]", help="What identifies a row; default: the record key."),
+    ] = None,
+    envelope: Annotated[
+        str | None, typer.Option("--envelope", metavar="|".join(ENVELOPES), help="Values are events of Debezium.")
+    ] = None,
+    buckets: Annotated[
+        int | None, typer.Option("--buckets", min=1, max=4096, help="Parts of a new table with one row per key.")
+    ] = None,
+    table_format: Annotated[
+        str, typer.Option("--table-format", metavar="|".join(TABLE_FORMATS), help="What the tables are.")
+    ] = "delta",
+    catalog: Catalog = None,
+    registry: RegistryUrl = None,
+    on_change: Annotated[
+        str, typer.Option("--on-change", metavar="|".join(ON_CHANGE), help="What a change of the schema does.")
+    ] = "evolve",
     master: Master = None,
     conf: Conf = None,
     source: Annotated[str, typer.Option(metavar="|".join(SOURCES), help="kafka: Spark's own connector.")] = "chronik",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Land topics in Delta tables DIR/TOPIC, exactly once."""
+    """Land topics in tables DIR/TOPIC, exactly once."""
     bootstrap.endpoints  # noqa: B018 - a wrong address fails before Spark starts
     names = list(dict.fromkeys(topics))
     settings_of_spark = parse_configs("--conf", conf, CONF_EXAMPLE)
     if source not in SOURCES:
         raise CliError(f"--source {source} is unknown: use {' or '.join(SOURCES)}")
-    checkpoint, start = _checkpoint(to, checkpoint), _starting(starting)
+    checkpoint, start = _checkpoint(to, checkpoint), starting_options(starting)
+    bounds = None if begin is None and until is None else (_bound("--from", begin), _bound("--until", until))
+    if bounds is not None and group:
+        raise CliError("--group is for a landing that continues: a range of --from and --until commits no offsets")
     with one_line_errors():
+        from chronik.cli.pipeline_infer import inferred_schema
         from chronik.pipeline.land.topic_landing import LandSettings
 
+        if infer:
+            schema = inferred_schema(bootstrap, names, absolute(to), schema)
+        key_columns = tuple(name.strip() for name in (key or "").split(",") if name.strip())
+        options = TableOptions(
+            schema,
+            value_format,
+            key_format,
+            on_change,
+            mode,
+            key_columns,
+            envelope,
+            buckets,
+            table_format,
+            parse_configs("--catalog", catalog, CATALOG_EXAMPLE),
+        )
+        if options.is_upsert and bounds is not None:
+            raise CliError("--from and --until are for --mode append: a table with one row per key lands in order")
+        if options.is_upsert and source != "chronik":
+            raise CliError("--mode upsert needs --source chronik, which works with every Kafka cluster")
         settings = LandSettings(
             bootstrap=bootstrap,
-            to=_folder(to),
+            to=absolute(to),
             checkpoint=checkpoint,
             token=uuid.uuid4().hex,
             starting=start,
@@ -115,13 +210,17 @@ def land(
             keep_log_d=keep_log,
             wall_ms=_wall_ms,
             source=source,
+            deleted=None if deleted is None else absolute(deleted),
+            options=options,
         )
-        _check_names(names, schema is not None)
+        _check_names(names, options.has_dead_letters)
+        is_typed = bool(options.registry_formats)
+        schemas = _schemas_of(names, options, registry_client(registry, bootstrap)) if is_typed else {}
         if source == "kafka":
             import pyspark
 
             settings_of_spark = with_connector(settings_of_spark, pyspark.__version__)
-        _land(settings, names, schema, master, settings_of_spark)
+        _land(settings, names, schemas, bounds, master, settings_of_spark)
 
 
 @app.command(name="maintain")
@@ -129,6 +228,10 @@ def maintain_command(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Folder or object-store address of a table.")],
     keep_files: KeepFiles = None,
     keep_log: KeepLog = None,
+    table_format: Annotated[
+        str, typer.Option("--table-format", metavar="|".join(TABLE_FORMATS), help="What the table is.")
+    ] = "delta",
+    catalog: Catalog = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge a table's small files, and remove files and log entries that are no longer needed. Needs no Spark."""
@@ -136,7 +239,13 @@ def maintain_command(
         from chronik.pipeline.land.maintenance import maintain
 
         token = uuid.uuid4().hex
-        done = maintain(_folder(table), token, _wall_ms(), keep_files_h=keep_files, keep_log_d=keep_log)
+        options = TableOptions(table_format=table_format, catalog=parse_configs("--catalog", catalog, CATALOG_EXAMPLE))
+        if options.is_iceberg:
+            from chronik.pipeline.land.iceberg_maintenance import maintain_at
+
+            done = maintain_at(absolute(table), options.catalog, token, _wall_ms(), keep_log)
+        else:
+            done = maintain(absolute(table), token, _wall_ms(), keep_files_h=keep_files, keep_log_d=keep_log)
     if as_json:
         print_json(dataclasses.asdict(done))
         return
@@ -151,23 +260,41 @@ def _wall_ms() -> int:
 
 
 def _land(
-    settings: LandSettings, topics: list[str], schema_path: str | None, master: str | None, conf: dict[str, str]
+    settings: LandSettings,
+    topics: list[str],
+    schemas: Mapping[str, TopicSchemas],
+    bounds: tuple[Bound, Bound] | None,
+    master: str | None,
+    conf: dict[str, str],
 ) -> None:
     from chronik.pipeline.land.claim import claim
     from chronik.pipeline.land.schema import parse_schema
     from chronik.pipeline.land.topic_landing import TopicLanding, topic_ids
 
-    schema = _read(schema_path)
+    schema_path = settings.options.schema
+    schema = read_schema(schema_path)
     ids = topic_ids(settings.bootstrap, topics)
-    with claim(settings.checkpoint) as record_jvm, spark_for("chronik-land", master, conf) as spark:
+    ranges = {} if bounds is None else _ranges(settings, topics, bounds)
+    if bounds is not None and not any(ranges.values()):
+        return
+    # A range needs no checkpoint, so it may land while another job lands the same topic.
+    claimed = claim(settings.checkpoint) if bounds is None else nullcontext(lambda _: None)
+    with claimed as record_jvm, spark_for("chronik-land", master, conf) as spark:
         record_jvm(jvm_pid(spark))
         fields = None if schema is None else parse_schema(schema, schema_path or "")
-        landings = [TopicLanding(spark, topic, ids[topic], settings, fields, time.monotonic) for topic in topics]
+        landings = [
+            TopicLanding(spark, topic, ids[topic], settings, fields, time.monotonic, schemas.get(topic))
+            for topic in topics
+        ]
         started_s = time.monotonic()
         try:
             for landing in landings:
-                landing.start()
-            _watch(landings)
+                if bounds is None:
+                    landing.start()
+                elif ranges[landing.topic]:
+                    landing.backfill(ranges[landing.topic])
+            if bounds is None:
+                _watch(landings)
         except KeyboardInterrupt:
             _summarise(landings, time.monotonic() - started_s)
             raise
@@ -177,6 +304,131 @@ def _land(
             for landing in landings:
                 landing.commit_last()
         _summarise(landings, time.monotonic() - started_s)
+
+
+def open_landing(
+    spark: SparkSession, given: LandingSettings, topic: str, bootstrap: ClientSettings, registry: str | None
+) -> TopicLanding:
+    """Open one landing of a service, which opens it again after each failure."""
+    from chronik.pipeline.land.schema import parse_schema
+    from chronik.pipeline.land.topic_landing import TopicLanding, topic_ids
+
+    settings = _service_landing(given, [topic], bootstrap)
+    options = settings.options
+    is_typed = bool(options.registry_formats)
+    schemas = _schemas_of([topic], options, registry_client(registry, bootstrap)) if is_typed else {}
+    schema = read_schema(options.schema)
+    fields = None if schema is None else parse_schema(schema, options.schema or "")
+    topic_id = topic_ids(bootstrap, [topic])[topic]
+    return TopicLanding(spark, topic, topic_id, settings, fields, time.monotonic, schemas.get(topic))
+
+
+def check_landing(
+    given: LandingSettings, topic: str, topic_id: str, bootstrap: ClientSettings, registry: str | None
+) -> None:
+    """Raise CliError or PipelineError if the landing could not be opened now. Creates nothing."""
+    from chronik.client.schema_registry import RegistryError
+    from chronik.pipeline.deleted import DeletedList
+    from chronik.pipeline.land.delta import LandingTable
+
+    settings = _service_landing(given, [topic], bootstrap)
+    read_schema(settings.options.schema)
+    if given.deleted is not None:
+        DeletedList(given.deleted).current()
+    LandingTable.check(settings.table(topic), topic, topic_id)
+    for folder in (settings.to, settings.checkpoint):
+        fault = _folder_fault(folder)
+        if fault is not None:
+            raise CliError(fault)
+    if settings.options.registry_formats:
+        try:
+            registry_client(registry, bootstrap).request("GET", "/subjects")
+        except RegistryError as error:
+            raise CliError(str(error)) from None
+
+
+def _folder_fault(folder: str) -> str | None:
+    if "://" in folder:
+        return None
+    existing = folder
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    is_usable = os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)
+    return None if is_usable else f"cannot write to {folder}: {existing} is no folder that this user may write to"
+
+
+def _service_landing(given: LandingSettings, topics: list[str], bootstrap: ClientSettings) -> LandSettings:
+    """Return the settings of `land` for a landing of a service."""
+    from chronik.pipeline.land.topic_landing import LandSettings
+
+    _check_names(topics, given.options.has_dead_letters)
+    return LandSettings(
+        bootstrap=bootstrap,
+        to=given.to,
+        checkpoint=given.checkpoint or "",
+        token=uuid.uuid4().hex,
+        starting=starting_options(given.starting),
+        group=given.group,
+        trigger_s=given.trigger,
+        retry_for_s=None,
+        keep_files_h=given.vacuum_after,
+        keep_log_d=given.log_retention,
+        wall_ms=_wall_ms,
+        source=given.source,
+        options=given.options,
+        deleted=given.deleted,
+    )
+
+
+def _bound(option: str, text: str | None) -> Bound:
+    """Parse an end of a range: earliest, latest, a time, an offset of all partitions, or {"PARTITION": OFFSET}."""
+    from chronik.pipeline.land.backfill import TimeMs
+
+    if text is None:
+        return "earliest" if option == "--from" else "latest"
+    if text in ("earliest", "latest"):
+        return text
+    time_ms = parse_time_ms(text)
+    if time_ms is not None:
+        return TimeMs(time_ms)
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        given = {int(partition): offset for partition, offset in json.loads(text).items()}
+    except (ValueError, AttributeError):
+        given = {}
+    if not given or not all(isinstance(offset, int) and offset >= 0 for offset in given.values()):
+        raise CliError(
+            f"{option} {text} is unknown: use earliest, latest, an offset of all partitions, "
+            '{"0": 17, "1": 4} for some of them, or a time as in 2026-01-31T12:00:00'
+        )
+    return given
+
+
+def _ranges(settings: LandSettings, topics: list[str], bounds: tuple[Bound, Bound]) -> dict[str, Range]:
+    """Choose the offsets to land before Spark starts, so that a wrong range fails at once."""
+    from chronik.pipeline.land.backfill import backfill_range
+    from chronik.pipeline.source.blocking import BlockingCluster
+
+    with BlockingCluster(settings.bootstrap) as cluster:
+        ranges = {topic: backfill_range(cluster, topic, *bounds) for topic in topics}
+    for topic, chosen in ranges.items():
+        texts = [f"{partition}: {start} to {stop - 1}" for partition, (start, stop) in chosen.items()]
+        more = f" and {len(texts) - RANGES_SHOWN} more" if len(texts) > RANGES_SHOWN else ""
+        say(
+            f"landing {topic}, offsets of partition {', '.join(texts[:RANGES_SHOWN])}{more}"
+            if texts
+            else f"{topic} has no records in this range"
+        )
+    return ranges
+
+
+def _schemas_of(topics: list[str], options: TableOptions, registry: RegistryClient) -> dict[str, TopicSchemas]:
+    from chronik.pipeline.typed.topic_schemas import TopicSchemas
+
+    formats, on_change = options.registry_formats, options.on_change
+    envelope_key = options.key if options.envelope else None
+    return {topic: TopicSchemas(topic, formats, on_change, registry.schema, envelope_key) for topic in topics}
 
 
 def _watch(landings: list[TopicLanding]) -> None:
@@ -243,20 +495,20 @@ def _duration(seconds: float | None) -> str:
     return f"{whole} s" if whole < 120 else f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
 
 
-def _folder(to: str) -> str:
+def absolute(to: str) -> str:
     """Return an absolute path, since Spark's workers run elsewhere."""
     return to if "://" in to else os.path.abspath(to)
 
 
 def _checkpoint(to: str, given: str | None) -> str:
     if given is not None:
-        return _folder(given)
+        return absolute(given)
     if "://" in to:
         raise CliError(f"--to {to} is not a folder: pass --checkpoint with a folder that Spark can write to")
-    return os.path.join(_folder(to), CHECKPOINTS)
+    return os.path.join(absolute(to), CHECKPOINTS)
 
 
-def _starting(text: str) -> dict[str, str]:
+def starting_options(text: str) -> dict[str, str]:
     if text in ("earliest", "latest"):
         return {"startingOffsets": text}
     time_ms = parse_time_ms(text)
@@ -275,7 +527,7 @@ def _check_names(topics: list[str], with_dead_letters: bool) -> None:
         taken.add(name)
 
 
-def _read(schema: str | None) -> str | None:
+def read_schema(schema: str | None) -> str | None:
     if schema is None:
         return None
     try:
@@ -304,6 +556,8 @@ def audit(
         str,
         typer.Option("--log", metavar="|".join(LOG_WAYS), help="How to read the log; auto: headers if they suffice."),
     ] = "auto",
+    deleted: Deleted = None,
+    catalog: Catalog = None,
     report: Report = None,
     master: Master = None,
     conf: Conf = None,
@@ -317,7 +571,10 @@ def audit(
         from chronik.pipeline.audit.job import AuditRequest, prepare, run
 
         start_ms = parse_time_option("--from", since)
-        request = AuditRequest(bootstrap, topic, ledger, receipts, table, group, start_ms, log)
+        settings = parse_configs("--catalog", catalog, CATALOG_EXAMPLE)
+        request = AuditRequest(
+            bootstrap, topic, ledger, receipts, table, group, start_ms, log, deleted, catalog=settings
+        )
         plan = prepare(request)
         with spark_job("chronik-audit", master, conf) as spark:
             note(f"auditing {plan.records:,} offsets of {topic} in {len(plan.bounds)} partitions, log by {plan.how}")

@@ -5,6 +5,7 @@ The JVM's output goes to a file, which is kept if the command fails.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,11 @@ CONF_EXAMPLE = "spark.executor.memory=2g"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 CONNECTOR_NEWEST = "4.2.0"
 """The newest version when this was written (4.3.0 was unpublished). A test checks that it works with Spark 4.3."""
+LOG_BYTES_MAX = 64 * 1024 * 1024
+LOG_CHECK_S = 10.0
 _UNRESOLVED = re.compile(r"unresolved dependency: (\S+?)#(\S+?);([^:\s]+)")
+
+logger = logging.getLogger(__name__)
 
 Master = Annotated[
     str | None,
@@ -69,7 +74,10 @@ def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterato
     from chronik.pipeline.session import spark_session
 
     descriptor, log_path = tempfile.mkstemp(prefix="chronik-spark-", suffix=".log")
-    is_log_kept = False
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)  # so that the JVM writes at the new end of a cut log
+    is_log_kept, has_ended = False, threading.Event()
+    own = os.dup(descriptor), has_ended
+    threading.Thread(target=bound_log, args=own, name="chronik-spark-log", daemon=True).start()
     try:
         with _stderr_into(descriptor):
             session = spark_session(name, master, conf)
@@ -77,7 +85,7 @@ def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterato
         try:
             yield session
         finally:
-            session.stop()
+            _stop(session)
     except PipelineError as error:
         with open(log_path, encoding="utf-8", errors="replace") as log:
             fault = connector_fault(log.read())
@@ -85,9 +93,26 @@ def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterato
         where = f" (Spark's log: {log_path})" if is_log_kept else ""
         raise CliError(fault or f"{error}{where}") from None
     finally:
+        has_ended.set()
         os.close(descriptor)
         if not is_log_kept:
             os.unlink(log_path)
+
+
+def bound_log(descriptor: int, has_ended: threading.Event, bytes_max: int = LOG_BYTES_MAX) -> None:
+    """Keep Spark's log below a size: a landing runs for months, and Spark logs a page for each failure. Closes it."""
+    while not has_ended.wait(LOG_CHECK_S):
+        with suppress(OSError):
+            if os.fstat(descriptor).st_size > bytes_max:
+                os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+def _stop(session: SparkSession) -> None:
+    try:
+        session.stop()
+    except Exception as error:  # the JVM has been killed; the command ends with that failure
+        logger.warning("Spark did not stop cleanly: %s", error)
 
 
 @contextmanager

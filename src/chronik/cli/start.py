@@ -1,4 +1,4 @@
-"""`chronik start`: one node in the foreground.
+"""`chronik start`: one node in the foreground, or with --processes several (see `supervisor`).
 
 Assembles the node, its HTTP server and the process around them: settings, allocator, event loop, log, signals. Logs are
 JSON lines on standard error; one line on standard output reports that the node is ready. The first SIGTERM or SIGINT
@@ -16,6 +16,7 @@ import errno
 import gc
 import logging
 import os
+import platform
 import random
 import signal
 import sys
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from chronik.cli import unused_modules
 from chronik.cli.errors import CANNOT, CliError, say
+from chronik.cli.supervisor import PROCESS_FLAG, become_process, supervise
 
 if TYPE_CHECKING:
     import socket
@@ -75,13 +77,28 @@ def _main(arguments: list[str], adapt: Adapt | None) -> int:
     tune_process()
     with unused_modules("rich", "hypothesis"):
         from chronik.node.config import ConfigError, load
+        from chronik.node.process_config import process_config
+        from chronik.observe import build
         from chronik.observe.logging import LogLevelError, parse_levels
         from chronik.raft.store import StoreError
         from chronik.storage.folder import DataFolderError
     try:
+        if edited := build.edited_sources():
+            raise CliError(
+                f"{edited[0]} was edited after it was compiled, so the edit has no effect: install again, or work in a "
+                "checkout with pip install -e ."
+            )
         path, levels = flags.pop("config"), parse_levels(flags.pop("log_level"))
         given = {SETTINGS.get(flag, flag): value for flag, value in flags.items()}
+        number = given.pop("process")
         config = load(path, os.environ, {**given, "log_levels": levels or None})
+        if number is not None:
+            become_process(config, number)
+            config = process_config(config, number, platform.node())
+        elif config.processes > 1:
+            for each in range(config.processes):
+                process_config(config, each, platform.node())
+            return supervise(config, arguments)
         with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
             return runner.run(run_node(config, adapt))
     except (ConfigError, DataFolderError, LogLevelError, StoreError, CliError) as error:
@@ -358,7 +375,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="chronik start",
-        description="Run one node in the foreground. Flags override CHRONIK_* variables, which override the file.",
+        description="Run a node in the foreground. Flags override CHRONIK_* variables, which override the file.",
         allow_abbrev=False,
     )
 
@@ -378,4 +395,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--durability", "synced|replicated", "when a record is durable (default synced)")
     add("--loop", "asyncio|uvloop", "the event loop (default asyncio)")
+    add("--processes", "N", "run N nodes of this machine: ids and ports from these on (default 1)", type=int)
+    parser.add_argument(PROCESS_FLAG, type=int, help=argparse.SUPPRESS)  # of a node that the supervisor starts
     return parser

@@ -1,4 +1,4 @@
-"""Admin calls on consumer groups: list, describe, committed offsets, reset, delete.
+"""Admin calls on groups of all types: list, describe, committed offsets, offsets of share groups, reset, delete.
 
 A member's assignment has the encoding of the consumer protocol:
 
@@ -23,11 +23,14 @@ _INT32 = Struct(">i")
 Partition = tuple[str, int]
 
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+SHARE = "share"
+GROUP_RESOURCE = 32
+SET, DELETE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """A listed group; `state` and `group_type` (classic, consumer) are empty if the broker does not report them."""
+    """A listed group; the broker may leave `state` and `group_type` (classic, consumer, share) empty."""
 
     group: str
     state: str
@@ -61,6 +64,14 @@ class GroupDescription:
     assignment_epoch: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ShareOffset:
+    """Where a share group starts in a partition; None if nothing was fetched yet, or if it is not known."""
+
+    start: int | None
+    lag: int | None
+
+
 class Groups:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -83,14 +94,50 @@ class Groups:
         return [group for _, group in sorted((await self._cluster.retry(attempt)).items())]
 
     async def describe(self, group: str) -> GroupDescription:
-        """Return state and members of a classic or KIP-848 group."""
+        """Return state and members of a group of any type."""
         classic = await self._describe(group, ApiKey.DESCRIBE_GROUPS, "groups")
-        if classic.state != "Dead":
-            return classic
-        try:
-            return await self._describe(group, ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids")
-        except UnsupportedByBroker:
-            return classic
+        for key in (ApiKey.CONSUMER_GROUP_DESCRIBE, ApiKey.SHARE_GROUP_DESCRIBE):
+            if classic.state != "Dead":
+                break
+            try:
+                described = await self._describe(group, key, "group_ids")
+            except UnsupportedByBroker:
+                continue
+            if described.state != "Dead":
+                return described
+        return classic
+
+    async def share_offsets(self, group: str) -> dict[Partition, ShareOffset]:
+        """Return where a share group starts in each of its partitions."""
+
+        def read(response: Any) -> dict[Partition, ShareOffset]:
+            described = response.groups[0]
+            raise_for(described, f"offsets of group {group}")
+            offsets: dict[Partition, ShareOffset] = {}
+            for topic in described.topics:
+                for partition in topic.partitions:
+                    raise_for(partition, f"offset of {topic.topic_name}-{partition.partition_index}")
+                    start, lag = partition.start_offset, getattr(partition, "lag", -1)
+                    offsets[str(topic.topic_name), partition.partition_index] = ShareOffset(
+                        start if start >= 0 else None, lag if lag >= 0 else None
+                    )
+            return dict(sorted(offsets.items()))
+
+        values = {"groups": [{"group_id": group, "topics": None}]}
+        return await self._cluster.call(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, values, read, group=group)
+
+    async def alter_share_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set where an empty share group starts in partitions of a topic."""
+
+        def check(response: Any) -> None:
+            raise_for(response, f"group {group}")
+            for altered in response.responses:
+                for partition in altered.partitions:
+                    raise_for(partition, f"{altered.topic_name}-{partition.partition_index} of group {group}")
+
+        partitions = [{"partition_index": index, "start_offset": offset} for index, offset in offsets.items()]
+        values = {"group_id": group, "topics": [{"topic_name": topic, "partitions": partitions}]}
+        await self._cluster.call(ApiKey.ALTER_SHARE_GROUP_OFFSETS, values, check, group=group)
 
     async def committed(self, group: str) -> dict[Partition, int]:
         def read(response: Any) -> dict[Partition, int]:
@@ -123,6 +170,20 @@ class Groups:
         values = {"group_id": group, "topics": topics}
         await self._cluster.call(ApiKey.OFFSET_COMMIT, values, check, group=group, at_most=9)
 
+    async def alter_configs(self, group: str, configs: Mapping[str, str | None]) -> None:
+        """Set the given configs and keep all others; None resets a config to its default. The group need not exist."""
+        changes = [
+            {"name": name, "value": value, "config_operation": SET if value is not None else DELETE}
+            for name, value in configs.items()
+        ]
+        resource = {"resource_type": GROUP_RESOURCE, "resource_name": group, "configs": changes}
+
+        def check(response: Any) -> None:
+            raise_for(response.responses[0], f"configs of group {group}")
+
+        values = {"resources": [resource], "validate_only": False}
+        await self._cluster.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, values, check)
+
     async def delete(self, group: str) -> None:
         def check(response: Any) -> None:
             raise_for(response.results[0], f"group {group}")
@@ -139,18 +200,22 @@ class Groups:
             if key == ApiKey.DESCRIBE_GROUPS:
                 return GroupDescription(group, state, described.protocol_data, members)
             epochs = described.group_epoch, described.assignment_epoch
-            return GroupDescription(group, state, described.assignor_name, members, "consumer", *epochs)
+            kind = SHARE if key == ApiKey.SHARE_GROUP_DESCRIBE else "consumer"
+            return GroupDescription(group, state, described.assignor_name, members, kind, *epochs)
 
         return await self._cluster.call(key, {groups_field: [group]}, read, group=group)
 
 
 def _member(member: Any) -> GroupMember:
-    """Convert a member in a response of DescribeGroups, or of ConsumerGroupDescribe."""
+    """Convert a member in a response of DescribeGroups, ConsumerGroupDescribe or ShareGroupDescribe."""
     identity = member.member_id, member.client_id, member.client_host
     if hasattr(member, "member_assignment"):
         return GroupMember(
             *identity, getattr(member, "group_instance_id", None), read_assignment(member.member_assignment)
         )
+    if not hasattr(member, "target_assignment"):
+        partitions = named_partitions(member.assignment)
+        return GroupMember(*identity, None, partitions, member.member_epoch, uses_classic_protocol=False)
     return GroupMember(
         *identity,
         member.instance_id,
@@ -162,7 +227,7 @@ def _member(member: Any) -> GroupMember:
 
 
 def named_partitions(assignment: Any) -> tuple[Partition, ...]:
-    """Return the partitions of an assignment in ConsumerGroupDescribe."""
+    """Return the partitions of an assignment in ConsumerGroupDescribe or ShareGroupDescribe."""
     return tuple(
         (str(topic.topic_name), int(index)) for topic in assignment.topic_partitions for index in topic.partitions
     )

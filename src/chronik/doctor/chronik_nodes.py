@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from chronik.client.node_http import TIMEOUT_S, Caller, HttpError, get, get_json
-from chronik.doctor.observations import DamageSeen, Observations, RejectionSample
+from chronik.doctor.observations import DamageSeen, Observations, RejectionSample, ShareSeen
 from chronik.observe.traces import Trace, decode_page
 
 REJECTIONS = "chronik_leadership_rejections_total"
@@ -61,18 +61,21 @@ class ChronikNodes:
         seen.watermark_age_s = ages
 
     async def read_replicas(self, seen: Observations) -> None:
-        """Record the log end of each node's replica, and the damage found in it."""
+        """Record the log end of each node's replica, the damage found in it, and the share groups that it serves."""
         views = await asyncio.gather(*(self._topic_view(node) for node in self.addresses))
         ends: dict[int, dict[int, int]] = {}
         damages: list[DamageSeen] = []
+        shares: list[ShareSeen] = []
         for node, view in zip(self.addresses, views, strict=True):
             for partition in view.get("partitions", []):
                 end = partition.get("log_end_offset")
                 if isinstance(end, int):
                     ends.setdefault(int(partition["partition"]), {})[node] = end
             damages += [msgspec.convert({**damage, "node": node}, DamageSeen) for damage in view.get("damages", [])]
+            shares += [msgspec.convert({**share, "node": node}, ShareSeen) for share in view.get("shares", [])]
         seen.replica_ends = ends
         seen.damages = damages
+        seen.shares = shares
 
     async def read_traces(self, seen: Observations) -> None:
         rings = await asyncio.gather(*(self._ring(node) for node in self.addresses))

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from chronik.doctor.diagnosis import Evidence, Finding, listed
-from chronik.doctor.observations import GroupSample, Member, Observations
+from chronik.doctor.observations import GroupSample, Member, Observations, ShareSeen
+
+SUSPECT_DELIVERIES = 3
+"""Two releases happen when a consumer is restarted twice; a third one within a lock is suspicious."""
 
 COMMITS_S = 11.0
 """Two commit intervals of 5 s, plus a margin."""
@@ -89,6 +92,41 @@ def revocation_owed(seen: Observations) -> Finding:
         "(max.poll.interval.ms) the coordinator removes it, and other members get its partitions.",
         evidence,
     )
+
+
+def poison_pill(seen: Observations) -> Finding:
+    evidence = [item for share in seen.shares for item in _poison(share)]
+    return Finding(
+        "poison-pill",
+        f"records of {seen.topic} are delivered to a share group again and again, and never accepted",
+        "Read the record: chronik consume, or the page of the topic. Have the consumer reject records that it cannot "
+        "process. If processing takes long, raise share.record.lock.duration.ms of the group.",
+        evidence,
+    )
+
+
+def _poison(share: ShareSeen) -> Iterator[Evidence]:
+    limit = share.delivery_limit
+    if share.suspect_deliveries >= min(SUSPECT_DELIVERIES, limit):
+        yield Evidence(
+            f"records of share group {share.group} are released again and again: poison pill at offset "
+            f"{share.suspect_offset} of partition {share.partition}, delivered {share.suspect_deliveries} of {limit} "
+            "times",
+            partition=share.partition,
+            node=share.node,
+            group=share.group,
+            numbers={"offset": float(share.suspect_offset), "deliveries": float(share.suspect_deliveries)},
+        )
+    if share.exhausted:
+        yield Evidence(
+            f"records of share group {share.group} are released again and again: poison pill at offset "
+            f"{share.exhausted_offset} of partition {share.partition}, archived after {limit} deliveries; records that "
+            f"were archived so, since node {share.node} serves the group: {share.exhausted}",
+            partition=share.partition,
+            node=share.node,
+            group=share.group,
+            numbers={"offset": float(share.exhausted_offset), "records": float(share.exhausted)},
+        )
 
 
 def _stalled_groups(seen: Observations) -> Iterator[tuple[str, GroupSample, Progress]]:

@@ -16,6 +16,7 @@ Verdict: TypeAlias = Literal[
     "leadership-rejections",
     "open-transaction",
     "revocation-owed",
+    "poison-pill",
     "consumer-stopped",
     "partition-imbalance",
     "expired-certificate",

@@ -78,6 +78,22 @@ class GroupSample:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareSeen:
+    """What the leader of a partition reports of a share group (`/api/topics/{name}`)."""
+
+    group: str
+    partition: int
+    in_flight: int
+    delivered: int
+    exhausted: int
+    exhausted_offset: int
+    suspect_offset: int
+    suspect_deliveries: int
+    delivery_limit: int
+    node: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class RejectionSample:
     """How often each node has rejected requests for each partition since it started, because it is not the leader."""
 
@@ -152,6 +168,8 @@ class Observations:
     rejections: list[RejectionSample] = field(default_factory=list)
     replica_ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """The log end offset of each reachable replica, by partition and node."""
+    shares: Sequence[ShareSeen] = ()
+    """Of all responding nodes: each of the partitions that it leads."""
     damages: Sequence[DamageSeen] = ()
     """Of all responding nodes; newest first for each node."""
     watermark_age_s: Mapping[int, float] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sized
 from functools import partial
 
 from chronik.doctor.access import expired_certificate, not_authorized, throttled, wrong_listener
-from chronik.doctor.consumption import consumer_stopped, partition_imbalance, revocation_owed
+from chronik.doctor.consumption import consumer_stopped, partition_imbalance, poison_pill, revocation_owed
 from chronik.doctor.diagnosis import Diagnosis, Evidence, ExaminedPartition, Finding, listed, nodes_of
 from chronik.doctor.fetch_path import UNNAMED_CLIENT, fetch_hang
 from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample, RejectionSample, lasting_s
@@ -228,6 +228,7 @@ PRECEDENCE: tuple[Callable[[Observations], Finding], ...] = (
     leadership_rejections,
     open_transaction,
     revocation_owed,
+    poison_pill,
     consumer_stopped,
     partition_imbalance,
     under_replicated,

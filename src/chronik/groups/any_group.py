@@ -1,6 +1,7 @@
 """What all kinds of groups share: a name, a partition of the offsets topic, and committed offsets.
 
-The kinds are the classic `group.Group` and the `consumer_group.ConsumerGroup` of KIP-848. Requests for offsets, timers
+The kinds are the classic `group.Group`, the `consumer_group.ConsumerGroup` of KIP-848, and the `share_group.ShareGroup`
+of KIP-932, which has no committed offsets. Requests for offsets, timers
 and the deletion of a group use only this base.
 """
 
@@ -24,6 +25,14 @@ class GroupState(StrEnum):
     RECONCILING = "Reconciling"
     STABLE = "Stable"
     DEAD = "Dead"
+
+
+class GroupKind(StrEnum):
+    """The types of groups; the values appear in ListGroups."""
+
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
+    SHARE = "share"
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +103,9 @@ class AnyGroup:
     group_id: str
     partition: int
     offsets: GroupOffsets = field(default_factory=GroupOffsets)
-    is_deleting: bool = False
+    is_locked: bool = False
+    """Whether a request deletes the group or, of a share group, changes the state of its partitions. Until that is
+    durable, requests that may change the group are refused, and clients retry."""
     is_dead: bool = False
     """Whether the coordinator has forgotten the group, or replaced it by one of another kind."""
     scheduled_ms: int | None = None
@@ -103,6 +114,10 @@ class AnyGroup:
     @property
     @abstractmethod
     def state(self) -> GroupState: ...
+
+    @property
+    @abstractmethod
+    def kind(self) -> GroupKind: ...
 
     @property
     @abstractmethod

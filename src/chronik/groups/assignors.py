@@ -171,6 +171,34 @@ class _Uniform:
             sizes[largest] -= 1
             sizes[path[-1][2]] += 1
         self.assigned = {each: [p for topic in owned[each].values() for p in topic] for each in owned}
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Return moved partitions to the members that had them, as far as the balance stays the same.
+
+        Either the old member has one partition fewer than the new one, or both exchange partitions. Each step returns
+        one partition and takes none that a member had, so that it ends.
+        """
+        own = {member_id: dict.fromkeys(partitions) for member_id, partitions in self.assigned.items()}
+        holders = {partition: member_id for member_id, partitions in own.items() for partition in partitions}
+        for old, member in sorted(self.members.items()):
+            for partition in sorted(member.before):
+                holder = holders.get(partition, old)
+                is_worse = self._is_near(partition, holder) and not self._is_near(partition, old)
+                if holder == old or partition[0] not in member.topics or is_worse:
+                    continue
+                given = next((each for each in own[old] if self._may_exchange(each, old, holder)), None)
+                if given is None and len(own[holder]) != len(own[old]) + 1:
+                    continue
+                for moved, source, sink in ((partition, holder, old), (given, old, holder)):
+                    if moved is not None:
+                        del own[source][moved]
+                        own[sink][moved] = None
+                        holders[moved] = sink
+        self.assigned = {member_id: list(partitions) for member_id, partitions in own.items()}
+
+    def _may_exchange(self, partition: TopicIdPartition, source: str, sink: str) -> bool:
+        return partition not in self.members[source].before and partition[0] in self.members[sink].topics
 
     def _by_topic(self, member_id: str) -> dict[UUID, list[TopicIdPartition]]:
         """Return the member's partitions by topic. Those that should move first come last: new ones, in other racks."""

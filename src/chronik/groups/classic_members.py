@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from chronik.groups.consumer_group import ConsumerGroup, GroupImage, WaitingReply
+from chronik.groups.consumer_group import ConsumerGroup, GroupImage
 from chronik.groups.consumer_member import ClassicMetadata, ConsumerMember, MemberState
 from chronik.groups.consumer_protocol import Subscription, read_subscription, write_assignment
 from chronik.groups.heartbeats import (
@@ -20,6 +20,7 @@ from chronik.groups.heartbeats import (
     take_over,
     update_member,
 )
+from chronik.groups.image_group import WaitingReply
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.rebalance import join_error
 from chronik.groups.records import CONSUMER_PROTOCOL_TYPE, TopicPartition

@@ -7,7 +7,7 @@ take effect once its commit marker is durable too.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from chronik.groups.any_group import AnyGroup, GroupState
+from chronik.groups.any_group import AnyGroup, GroupKind, GroupState
 from chronik.groups.consumer_group import ConsumerGroup
 from chronik.groups.group import Group
 from chronik.groups.membership import check_member
@@ -36,6 +36,8 @@ class CommitRequest:
 
 
 def check_commit(group: AnyGroup, request: CommitRequest) -> ErrorCode:
+    if group.kind is GroupKind.SHARE:
+        return ErrorCode.group_id_not_found if request.knows_epochs else ErrorCode.illegal_generation
     if isinstance(group, ConsumerGroup):
         error = check_epoch(group, request.member_id, request.generation)
         return ErrorCode.unsupported_version if _is_too_old(group, request) else error
@@ -73,6 +75,8 @@ def _is_too_old(group: ConsumerGroup, request: CommitRequest) -> bool:
 
 def check_transactional_commit(group: AnyGroup, request: CommitRequest) -> ErrorCode:
     """Check the sender (KIP-447). Its generation is enough: the state of the group is not checked."""
+    if group.kind is GroupKind.SHARE:
+        return ErrorCode.illegal_generation
     if isinstance(group, ConsumerGroup):
         if request.generation < 0 and not request.member_id and request.instance_id is None:
             return ErrorCode.none
@@ -239,7 +243,7 @@ def delete(group: AnyGroup, token: int | None, step: Step) -> None:
     """Write tombstones for the group and for every committed or pending offset. The group must be Empty."""
     changes = [(partition, None) for partition in group.offsets.partitions()]
     group.offsets.start(partition for partition, _ in changes)
-    group.is_deleting = True
+    group.is_locked = True
     records = [offset_record(group.group_id, partition, None) for partition, _ in changes]
     step.append([*records, *group.tombstones()], DeleteWrite(group, changes, token))
 
@@ -252,7 +256,7 @@ class DeleteWrite(Write):
     token: int | None
 
     def finish(self, error: ErrorCode, step: Step) -> None:
-        self.group.is_deleting = False
+        self.group.is_locked = False
         self.group.offsets.finish(self.changes, error is ErrorCode.none)
         if error is ErrorCode.none:
             self.group.is_dead = True

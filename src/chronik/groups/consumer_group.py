@@ -7,26 +7,28 @@ and `migration` turns a group of one kind into one of the other.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
-from chronik.groups.any_group import AnyGroup, GroupState
+from chronik.groups.any_group import GroupKind, GroupState
 from chronik.groups.consumer_member import STATIC_LEAVE_EPOCH, ConsumerMember, MemberState
 from chronik.groups.consumer_records import (
-    Kind,
     ResolvedExpression,
     current_record,
-    epoch_record,
     expression_record,
     member_record,
     partitions_record,
-    target_record,
-    tombstone,
 )
 from chronik.groups.group import Group
-from chronik.groups.records import CONSUMER_PROTOCOL_TYPE, GroupMetadata, Record
-from chronik.groups.step import Action, Moment
+from chronik.groups.image_group import ImageGroup
+from chronik.groups.image_records import Kind, epoch_record, target_record, tombstone
+from chronik.groups.records import (
+    CONSUMER_PROTOCOL_TYPE,
+    GroupMetadata,
+    Record,
+    write_group_key,
+    write_group_value,
+)
+from chronik.groups.step import Step
 from chronik.groups.topics import Assignment, Topic, TopicIdPartition
-from chronik.wire.errors import ErrorCode
 
 NOTHING: Assignment = frozenset()
 
@@ -138,7 +140,7 @@ def records_between(group_id: str, old: GroupImage, new: GroupImage) -> Iterator
         yield epoch_record(Kind.GROUP, group_id, new.epoch)
     for member_id, target in new.target.items():
         if old.target.get(member_id) != target:
-            yield target_record(group_id, member_id, target)
+            yield target_record(Kind.TARGET_MEMBER, group_id, member_id, target)
     if old.assignment_epoch != new.assignment_epoch:
         yield epoch_record(Kind.TARGET, group_id, new.assignment_epoch)
     # A partition's old owner comes before its new owner.
@@ -159,50 +161,12 @@ def _member_tombstones(group_id: str, member_id: str) -> Iterator[Record]:
     yield tombstone(Kind.MEMBER, group_id, member_id)
 
 
-class WaitingReply(NamedTuple):
-    """The answer to a request, which is sent once the change is durable; `refused` is the same with an error."""
-
-    token: int
-    values: dict[str, Any]
-    refused: dict[str, Any]
-
-
-class QueuedRequest(NamedTuple):
-    """A request that waits for a write of the group; then it is handled as if it had just arrived."""
-
-    token: int
-    refuse: Callable[[ErrorCode, str], dict[str, Any]]
-    """Returns the response with an error."""
-    run: Callable[[Moment], list[Action]]
-
-
 @dataclass(slots=True, eq=False)
-class ConsumerGroup(AnyGroup):
-    """A consumer group.
-
-    `image` is what requests change; `durable` is what is known to be in the log. They differ only while a write is
-    pending, and during a step. One write is pending at a time: requests that may change the group wait for it in
-    `queue`, and then share the next write. If the write fails, `image` returns to `durable`. Checks of offsets,
-    heartbeats of the classic protocol and descriptions read `durable`.
-
-    Timeouts are not in the log: loading starts all of them again. A deadline of a member that has left is ignored.
-    """
+class ConsumerGroup(ImageGroup[GroupImage]):
+    """A consumer group: an `ImageGroup` that may become a classic group, and back."""
 
     image: GroupImage = field(default_factory=GroupImage)
     durable: GroupImage = field(default_factory=GroupImage)
-    is_persisted: bool = False
-    """Whether the log has a record of the group."""
-    is_writing: bool = False
-    is_uncertain: bool = False
-    """Whether the last write timed out: `durable` is in the log, but perhaps not committed. The next step writes."""
-    queue: list[QueuedRequest] = field(default_factory=list)
-    """At most one request of each connection."""
-    is_draining: bool = False
-    """Whether the requests of `queue` are handled now; `conclude` comes once, after the last of them."""
-    continuations: list[Callable[[], WaitingReply]] = field(default_factory=list)
-    """Compute the answers of this step's requests, once the target assignment is known."""
-    subscriptions_changed: bool = True
-    """Whether `image.topics` must be computed again: topics or subscriptions have changed, or it was just loaded."""
     stale_version: int = -1
     """The version of the metadata from which on expressions must be resolved again."""
     resolved_versions: dict[str, int] = field(default_factory=dict)
@@ -211,19 +175,12 @@ class ConsumerGroup(AnyGroup):
     """The classic group that this one replaces, until that is durable."""
     successor: GroupMetadata | None = None
     """The classic group that replaces this one, until that is durable."""
-    session_deadlines: dict[str, int] = field(default_factory=dict)
     revocation_deadlines: dict[str, int] = field(default_factory=dict)
     """By member that must revoke partitions; with the rebalance timeout of the member."""
     join_deadlines: dict[str, int] = field(default_factory=dict)
     """By member of the classic protocol that was notified of a rebalance."""
     sync_deadlines: dict[str, int] = field(default_factory=dict)
     """By member of the classic protocol that has joined and not yet sent SyncGroup."""
-
-    def change(self) -> GroupImage:
-        """Return the image to change. The durable one stays as it is."""
-        if self.image is self.durable:
-            self.image = self.durable.copy()
-        return self.image
 
     @property
     def base_epoch(self) -> int:
@@ -235,17 +192,24 @@ class ConsumerGroup(AnyGroup):
         return self.durable.state
 
     @property
+    def kind(self) -> GroupKind:
+        return GroupKind.CONSUMER
+
+    @property
     def protocol_type(self) -> str | None:
         return CONSUMER_PROTOCOL_TYPE
 
     @property
-    def is_hollow(self) -> bool:
-        return self.may_expire and not self.is_persisted and self.offsets.is_empty
+    def is_replaced(self) -> bool:
+        return self.successor is not None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.origin is None and super(ConsumerGroup, self).is_idle
 
     @property
     def may_expire(self) -> bool:
-        is_changing = self.is_writing or self.is_draining or self.is_deleting or self.origin is not None
-        return not is_changing and not self.queue and not self.image.members
+        return self.is_idle
 
     def subscribed_topics(self) -> frozenset[str] | None:
         return frozenset(name for each in self.durable.members.values() for name in self.durable.topics_of(each))
@@ -257,6 +221,24 @@ class ConsumerGroup(AnyGroup):
         records = [each for member_id in self.durable.members for each in _member_tombstones(self.group_id, member_id)]
         records += [tombstone(Kind.EXPRESSION, self.group_id, each) for each in self.durable.expressions]
         return [*records, *(tombstone(kind, self.group_id) for kind in (Kind.TARGET, Kind.PARTITIONS, Kind.GROUP))]
+
+    # Writes
+
+    def records_since(self, old: GroupImage) -> Iterator[Record]:
+        return records_between(self.group_id, old, self.image)
+
+    def _records(self, *, is_awaited: bool) -> list[Record]:
+        if self.successor is not None:
+            return [*self.tombstones(), (write_group_key(self.group_id), write_group_value(self.successor))]
+        records = super(ConsumerGroup, self)._records(is_awaited=is_awaited)
+        if self.origin is not None and self.origin.is_persisted:
+            records = [*self.origin.tombstones(), *records]
+        return records
+
+    def revert(self, step: Step) -> None:
+        super(ConsumerGroup, self).revert(step)
+        self.resolved_versions.clear()
+        self.restore_deadlines(step.at.now_ms, step.settings.session_timeout_of(self.group_id))
 
     # Timeouts
 

@@ -11,24 +11,38 @@ actions = coordinator.tick(at)                      # not later than next_deadli
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from chronik.groups import classic_members, commits, descriptions, heartbeats, membership, migration, rebalance
+from chronik.groups import (
+    classic_members,
+    commits,
+    descriptions,
+    heartbeats,
+    membership,
+    migration,
+    rebalance,
+    share_heartbeats,
+    share_offsets,
+)
 from chronik.groups.any_group import AnyGroup, GroupState
 from chronik.groups.commits import CommitRequest, TransactionalWrite
-from chronik.groups.consumer_group import ConsumerGroup, QueuedRequest, WaitingReply
+from chronik.groups.consumer_group import ConsumerGroup
 from chronik.groups.consumer_member import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeat
 from chronik.groups.group import Group
-from chronik.groups.heartbeats import ImageWrite
+from chronik.groups.image_group import ImageGroup, ImageWrite, QueuedRequest, WaitingReply
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.offsets import Producer
 from chronik.groups.records import CommittedOffset, TopicPartition, group_partition
 from chronik.groups.replay import Replay
+from chronik.groups.share_group import ShareGroup
+from chronik.groups.share_member import ShareHeartbeat
+from chronik.groups.share_offsets import ShareOperation
+from chronik.groups.share_topics import ShareTopics
 from chronik.groups.step import Action, GroupSettings, Moment, Reply, Step, Write, group_write_error
-from chronik.groups.topics import NoTopics, TopicCatalog
+from chronik.groups.topics import NoTopics, TopicCatalog, TopicIdPartition
 from chronik.wire.errors import ErrorCode, KafkaError
 
 NAME_BYTES_MAX = 16_384
@@ -95,6 +109,8 @@ class GroupCoordinator:
             if isinstance(group, ConsumerGroup):
                 group.stale_version = self.catalog.version
                 group.restore_deadlines(at.now_ms, self.settings.session_timeout_of(group.group_id))
+            elif isinstance(group, ShareGroup):
+                group.restore_deadlines(at.now_ms, self.settings.share_session_timeout_of(group.group_id))
             for producer_id in group.offsets.producers():
                 self._transaction(partition, producer_id).group_ids[group.group_id] = None
             self._settle(group)
@@ -108,7 +124,7 @@ class GroupCoordinator:
         for group in [each for each in self._groups.values() if each.partition == partition]:
             if isinstance(group, Group):
                 membership.refuse_all(group, ErrorCode.not_coordinator, step)
-            elif isinstance(group, ConsumerGroup):
+            elif isinstance(group, ImageGroup):
                 _refuse_queue(group, step)
             self._forget(group)
         for token in [each for each, write in self._writes.items() if write.group.partition == partition]:
@@ -123,7 +139,7 @@ class GroupCoordinator:
         for group in list(self._groups.values()):
             if isinstance(group, Group):
                 membership.refuse_waiting(group, ErrorCode.not_coordinator, step)
-            elif isinstance(group, ConsumerGroup):
+            elif isinstance(group, ImageGroup):
                 _refuse_queue(group, step)
             self._settle(group)
         return step.actions
@@ -153,13 +169,15 @@ class GroupCoordinator:
         group = self._groups.get(request.group_id)
         if error is ErrorCode.none and group is None and request.member_id:
             error = ErrorCode.unknown_member_id
+        if error is ErrorCode.none and isinstance(group, ShareGroup):
+            error = ErrorCode.inconsistent_group_protocol
         if error is not ErrorCode.none:
             return [Reply(token, rebalance.join_error(error, request.member_id))]
         if group is None:
             group = self._create(request.group_id)
         if isinstance(group, ConsumerGroup):
             queued = QueuedRequest(token, _refuse_join(request), lambda at: self.join(request, token, at))
-            return self._change(group, queued, lambda step: self._join_classic(group, request, queued, step), at)
+            return self._change(group, queued, lambda step: self._join_classic(group, request, token, queued, step), at)
         assert isinstance(group, Group)
         step = self._step(at)
         membership.join(group, request, token, self._new_member_id, step)
@@ -183,6 +201,8 @@ class GroupCoordinator:
         if group is ErrorCode.coordinator_load_in_progress:
             # The state of an active rebalance is not in the log, so loading loses it: the member must join again.
             group = ErrorCode.rebalance_in_progress
+        if isinstance(group, ShareGroup):
+            group = ErrorCode.unknown_member_id
         if isinstance(group, ErrorCode):
             return [Reply(token, rebalance.sync_error(group))]
         step = self._step(at)
@@ -257,7 +277,7 @@ class GroupCoordinator:
         group = self._groups.get(request.group_id)
         if isinstance(group, ConsumerGroup):
             return group
-        if request.epoch != JOIN_EPOCH:
+        if request.epoch != JOIN_EPOCH or isinstance(group, ShareGroup):
             raise KafkaError(ErrorCode.group_id_not_found, f"Group {request.group_id} is not a consumer group.")
         if isinstance(group, Group):
             created = migration.to_consumer_group(group, self.catalog, step)
@@ -268,7 +288,9 @@ class GroupCoordinator:
             self._groups[request.group_id] = created
         return created
 
-    def _join_classic(self, group: ConsumerGroup, request: JoinRequest, queued: QueuedRequest, step: Step) -> None:
+    def _join_classic(
+        self, group: ConsumerGroup, request: JoinRequest, token: int, queued: QueuedRequest, step: Step
+    ) -> None:
         """Handle JoinGroup in a consumer group. If no member of the new protocol is left, it becomes classic first."""
         static = group.image.members.get(group.image.static_members.get(request.instance_id or "", ""))
         replaced = None if request.member_id else static
@@ -279,13 +301,101 @@ class GroupCoordinator:
             migration.convert(group, replaced, self.catalog, step)
             group.queue.append(queued)
         else:
-            classic_members.join(group, request, queued.token, self._new_member_id, self.catalog, step)
+            classic_members.join(group, request, token, self._new_member_id, self.catalog, step)
+
+    def share_heartbeat(self, request: ShareHeartbeat, token: int, at: Moment) -> list[Action]:
+        """Handle a ShareGroupHeartbeat: a member joins, stays or leaves."""
+        try:
+            share_heartbeats.check_request(request)
+            group = self._share_group(request.group_id, may_create=request.epoch == JOIN_EPOCH)
+        except KafkaError as error:
+            return [Reply(token, heartbeats.refused(error.code, error.message))]
+        queued = QueuedRequest(token, heartbeats.refused, lambda at: self.share_heartbeat(request, token, at))
+        if request.epoch == LEAVE_EPOCH:
+            return self._change(group, queued, lambda step: share_heartbeats.leave(group, request, token), at)
+        return self._change(group, queued, lambda step: share_heartbeats.join_or_stay(group, request, token, step), at)
+
+    def _share_group(self, group_id: str, *, may_create: bool = False, reads: bool = False) -> ShareGroup:
+        error = self._check_group(group_id, reads=reads)
+        if error is not ErrorCode.none:
+            raise KafkaError(error)
+        group = self._groups.get(group_id)
+        if group is None and may_create:
+            created = ShareGroup(group_id, group_partition(group_id, self.partition_count))
+            created.durable = created.image
+            self._groups[group_id] = created
+            return created
+        if not isinstance(group, ShareGroup):
+            message = f"Group {group_id} is not a share group." if group else f"Group {group_id} not found."
+            raise KafkaError(ErrorCode.group_id_not_found, message)
+        return group
+
+    def share_topics(self, group_id: str) -> ShareTopics:
+        """Return the partitions of a share group that have state; raise if there is no such group."""
+        return self._share_group(group_id, reads=True).durable.topics
+
+    def alter_share_offsets(
+        self, group_id: str, offsets: Mapping[TopicIdPartition, int], token: int, at: Moment
+    ) -> list[Action]:
+        """Set the start offsets of existing partitions. The group must be empty, or not exist: then it is created."""
+
+        def again(at: Moment) -> list[Action]:
+            return self.alter_share_offsets(group_id, offsets, token, at)
+
+        def change(group: ShareGroup) -> None:
+            share_offsets.alter_offsets(group, offsets, token, self.catalog)
+
+        return self._change_shares(group_id, token, again, change, at, may_create=True)
+
+    def delete_share_offsets(self, group_id: str, topics: Collection[str], token: int, at: Moment) -> list[Action]:
+        """Delete the state of topics, as far as there is some. The group must be empty."""
+
+        def again(at: Moment) -> list[Action]:
+            return self.delete_share_offsets(group_id, topics, token, at)
+
+        def change(group: ShareGroup) -> None:
+            ids = group.image.topics.ids()
+            topic_ids = [ids[name] for name in topics if name in ids]
+            share_offsets.delete_offsets(group, topic_ids, token, self.catalog)
+
+        return self._change_shares(group_id, token, again, change, at)
+
+    def _change_shares(
+        self,
+        group_id: str,
+        token: int,
+        again: Callable[[Moment], list[Action]],
+        change: Callable[[ShareGroup], None],
+        at: Moment,
+        *,
+        may_create: bool = False,
+    ) -> list[Action]:
+        try:
+            group = self._share_group(group_id, may_create=may_create)
+        except KafkaError as error:
+            return [Reply(token, heartbeats.refused(error.code, error.message))]
+        queued = QueuedRequest(token, heartbeats.refused, again)
+        return self._change(group, queued, lambda step: change(group), at)
+
+    def shares_done(self, token: int, errors: Mapping[TopicIdPartition, ErrorCode], at: Moment) -> list[Action]:
+        """Continue with the answer of the share coordinators. Ignored if the group's partition was unloaded."""
+        operation = self._writes.pop(token, None)
+        if not isinstance(operation, ShareOperation):
+            return []
+        operation.errors.update(errors)
+        return self._apply(operation, at)
+
+    def _apply(self, operation: ShareOperation, at: Moment) -> list[Action]:
+        queued = QueuedRequest(
+            operation.token, operation.refused, lambda at: self._apply(operation, at), operation.release
+        )
+        return self._change(operation.group, queued, operation.apply, at)
 
     def _change(
-        self, group: ConsumerGroup, queued: QueuedRequest, change: Callable[[Step], None], at: Moment
+        self, group: ImageGroup[Any], queued: QueuedRequest, change: Callable[[Step], None], at: Moment
     ) -> list[Action]:
-        """Apply a request that may change a consumer group, or have it wait for the pending write of the group."""
-        if group.is_writing or group.successor is not None:
+        """Apply a request that may change a group, or have it wait for the pending write of the group."""
+        if group.is_writing or group.is_replaced:
             group.queue.append(queued)
             return []
         step = self._step(at)
@@ -293,15 +403,18 @@ class GroupCoordinator:
             change(step)
         except KafkaError as error:
             step.reply(queued.token, queued.refuse(error.code, error.message))
-            if group.origin is not None:
+            if isinstance(group, ConsumerGroup) and group.origin is not None:
                 self._replace(group, group.origin)  # The member that was to convert the group is refused.
                 return step.actions
         if not group.is_draining:
             self._conclude(group, step)
         return step.actions
 
-    def _conclude(self, group: ConsumerGroup, step: Step) -> None:
-        heartbeats.conclude(group, self.catalog, step)
+    def _conclude(self, group: ImageGroup[Any], step: Step) -> None:
+        if isinstance(group, ConsumerGroup):
+            heartbeats.conclude(group, self.catalog, step)
+        elif isinstance(group, ShareGroup):
+            share_heartbeats.conclude(group, self.catalog, step)
         # If nothing is written, deadlines were only extended: an earlier timer is harmless.
         if group.is_writing or group.scheduled_ms is None:
             self._settle(group)
@@ -313,22 +426,14 @@ class GroupCoordinator:
         self._groups[successor.group_id] = successor
         self._settle(successor)
 
-    def _image_written(self, group: ConsumerGroup, error: ErrorCode, step: Step) -> list[Action]:
-        """Continue after a write of a consumer group: finish its conversion, and handle the requests that waited."""
-        origin, group.origin = group.origin, None
-        successor, group.successor = group.successor, None
-        if error not in (ErrorCode.none, ErrorCode.request_timed_out):
+    def _image_written(self, group: ImageGroup[Any], error: ErrorCode, step: Step) -> list[Action]:
+        """Continue after a write of an image: finish a conversion, and handle the requests that waited."""
+        is_written = error in (ErrorCode.none, ErrorCode.request_timed_out)
+        if not is_written:
             # The requests that waited would fail too, and a conversion would repeat itself: clients retry later.
             _refuse_queue(group, step, group_write_error(error))
-            if origin is not None:
-                self._replace(group, origin)
-        elif successor is not None:
-            classic = Group(group.group_id, group.partition, group.offsets)
-            classic.restore(successor, step.at.now_ms)
-            self._replace(group, classic)
-            if classic.members:
-                rebalance.prepare(classic, step)
-                self._settle(classic)
+        if isinstance(group, ConsumerGroup):
+            self._finish_conversion(group, is_written, step)
         queue, group.queue = group.queue, []
         actions = step.actions
         group.is_draining = not group.is_dead
@@ -336,11 +441,22 @@ class GroupCoordinator:
             actions += request.run(step.at)
         group.is_draining = False
         if not group.is_dead:
-            after = self._step(step.at)
-            heartbeats.conclude(group, self.catalog, after)
-            actions += after.actions
+            if is_written:  # Otherwise no request has changed it, and another write would fail, too.
+                after = self._step(step.at)
+                self._conclude(group, after)
+                actions += after.actions
             self._settle(group)
         return actions
+
+    def _finish_conversion(self, group: ConsumerGroup, is_written: bool, step: Step) -> None:
+        origin, group.origin = group.origin, None
+        successor, group.successor = group.successor, None
+        if not is_written and origin is not None:
+            self._replace(group, origin)
+        elif is_written and successor is not None:
+            classic = Group(group.group_id, group.partition, group.offsets)
+            classic.restore(successor, step.at.now_ms)
+            self._replace(group, classic)
 
     # Offsets
 
@@ -440,6 +556,8 @@ class GroupCoordinator:
         self, group_id: str, partitions: Sequence[TopicPartition], token: int, at: Moment
     ) -> list[Action]:
         group = self._find(group_id, ErrorCode.group_id_not_found, may_be_empty=True)
+        if isinstance(group, ShareGroup):
+            group = ErrorCode.group_id_not_found
         if isinstance(group, ErrorCode):
             return [Reply(token, {"error_code": group, "errors": {}})]
         step = self._step(at)
@@ -458,9 +576,9 @@ class GroupCoordinator:
         for group in self._groups.values():
             if isinstance(group, ConsumerGroup):
                 group.stale_version = self.catalog.version
-                if not group.subscriptions_changed:
-                    subscribed = group.subscribed_topics() or frozenset()
-                    group.subscriptions_changed = any(name in subscribed for name in topics)
+            if isinstance(group, ImageGroup) and not group.subscriptions_changed:
+                subscribed = group.subscribed_topics() or frozenset()
+                group.subscriptions_changed = any(name in subscribed for name in topics)
 
     def committed_topics(self) -> list[str]:
         """Return the topics of all offsets, committed or pending."""
@@ -470,7 +588,7 @@ class GroupCoordinator:
         """Remove offsets past their retention time. The node calls this periodically."""
         step = self._step(at)
         for group in self._groups.values():
-            if not group.is_deleting:
+            if not group.is_locked:
                 commits.expire(group, step)
         return step.actions
 
@@ -499,13 +617,20 @@ class GroupCoordinator:
             message = f"Group {group_id} is not a consumer group." if group else f"Group {group_id} not found."
         return {"group_id": group_id, **heartbeats.refused(error, message)}
 
+    def describe_share_group(self, group_id: str) -> dict[str, Any]:
+        """Describe one group for ShareGroupDescribe."""
+        try:
+            return descriptions.describe_shares(self._share_group(group_id, reads=True), self.catalog)
+        except KafkaError as error:
+            return {"group_id": group_id, **heartbeats.refused(error.code, error.message)}
+
     def groups(self) -> list[dict[str, Any]]:
         return [
             {
                 "group_id": group.group_id,
                 "protocol_type": group.protocol_type or "",
                 "group_state": str(group.state),
-                "group_type": "consumer" if isinstance(group, ConsumerGroup) else "classic",
+                "group_type": str(group.kind),
             }
             for group in self._groups.values()
         ]
@@ -517,8 +642,11 @@ class GroupCoordinator:
 
     def delete_group(self, group_id: str, token: int, at: Moment) -> list[Action]:
         group = self._find(group_id, ErrorCode.group_id_not_found, may_be_empty=True)
-        if isinstance(group, ConsumerGroup) and (group.is_writing or group.successor is not None):
-            again = QueuedRequest(token, _refuse, lambda at: self.delete_group(group_id, token, at))
+        again = QueuedRequest(token, _refuse, lambda at: self.delete_group(group_id, token, at))
+        if isinstance(group, ShareGroup):
+            shared = group
+            return self._change(shared, again, lambda step: share_offsets.delete_group(shared, token, self.catalog), at)
+        if isinstance(group, ConsumerGroup) and (group.is_writing or group.is_replaced):
             group.queue.append(again)
             return []
         if isinstance(group, AnyGroup) and group.state is not GroupState.EMPTY:
@@ -567,10 +695,12 @@ class GroupCoordinator:
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= at.now_ms:
             _, _, group = heapq.heappop(self._timers)
             group.scheduled_ms = None
-            if isinstance(group, ConsumerGroup):
-                if not group.is_writing:
+            if isinstance(group, ImageGroup) and not group.is_writing:
+                if isinstance(group, ConsumerGroup):
                     migration.on_time(group, self.catalog, step)
-                    heartbeats.conclude(group, self.catalog, step)
+                elif isinstance(group, ShareGroup):
+                    share_heartbeats.on_time(group, step)
+                self._conclude(group, step)
             elif isinstance(group, Group):
                 rebalance.on_time(group, step)
             self._settle(group)
@@ -589,7 +719,7 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         if group is not None:
             # Until its tombstones are durable, the group neither exists nor is deleted; clients retry after this error.
-            is_between = group.is_deleting and not reads
+            is_between = group.is_locked and not reads
             return ErrorCode.coordinator_load_in_progress if is_between else ErrorCode.none
         if (not group_id and not may_be_empty) or len(group_id.encode()) > NAME_BYTES_MAX:
             return ErrorCode.invalid_group_id
@@ -644,9 +774,10 @@ def _refuse_leave(error: ErrorCode, message: str) -> dict[str, Any]:
     return {"error_code": error, "members": []}
 
 
-def _refuse_queue(group: ConsumerGroup, step: Step, error: ErrorCode = ErrorCode.not_coordinator) -> None:
+def _refuse_queue(group: ImageGroup[Any], step: Step, error: ErrorCode = ErrorCode.not_coordinator) -> None:
     for request in group.queue:
         step.reply(request.token, request.refuse(error, ""))
+        request.release()
     group.queue.clear()
 
 

@@ -1,9 +1,11 @@
-"""Consumer groups as ConsumerGroupDescribe shows them: only what is durable."""
+"""Groups as ConsumerGroupDescribe and ShareGroupDescribe show them: only what is durable."""
 
 from typing import Any
 
 from chronik.groups.consumer_group import NOTHING, ConsumerGroup
 from chronik.groups.consumer_member import ConsumerMember
+from chronik.groups.share_assignor import SIMPLE
+from chronik.groups.share_group import ShareGroup
 from chronik.groups.topics import Assignment, TopicCatalog, by_topic
 from chronik.wire.errors import ErrorCode
 
@@ -22,6 +24,31 @@ def describe(group: ConsumerGroup, default_assignor: str, catalog: TopicCatalog)
         "assignor_name": image.preferred_assignor(default_assignor),
         "members": [
             _member(member, image.target.get(member.member_id, NOTHING), catalog) for member in image.members.values()
+        ],
+    }
+
+
+def describe_shares(group: ShareGroup, catalog: TopicCatalog) -> dict[str, Any]:
+    """A share group as ShareGroupDescribe shows it."""
+    image = group.durable
+    return {
+        "error_code": ErrorCode.none,
+        "group_id": group.group_id,
+        "group_state": str(image.state),
+        "group_epoch": image.epoch,
+        "assignment_epoch": image.assignment_epoch,
+        "assignor_name": SIMPLE,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "rack_id": member.metadata.rack,
+                "member_epoch": member.current.epoch,
+                "client_id": member.metadata.client_id,
+                "client_host": member.metadata.client_host,
+                "subscribed_topic_names": list(member.metadata.topics),
+                "assignment": _topics(member.current.partitions, catalog),
+            }
+            for member in image.members.values()
         ],
     }
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chronik.groups.any_group import AnyGroup, GroupState
+from chronik.groups.any_group import AnyGroup, GroupKind, GroupState
 from chronik.groups.member import Member, Protocols
 from chronik.groups.records import (
     CONSUMER_PROTOCOL_TYPE,
@@ -167,7 +167,11 @@ class Group(AnyGroup):
 
     @property
     def may_expire(self) -> bool:
-        return self.state is GroupState.EMPTY and not self.pending_members and not self.is_deleting
+        return self.state is GroupState.EMPTY and not self.pending_members and not self.is_locked
+
+    @property
+    def kind(self) -> GroupKind:
+        return GroupKind.CLASSIC
 
     @property
     def is_hollow(self) -> bool:
@@ -176,7 +180,7 @@ class Group(AnyGroup):
             and not self.is_persisted
             and not self.pending_members
             and self.offsets.is_empty
-            and not self.is_deleting
+            and not self.is_locked
         )
 
     def next_deadline_ms(self) -> int | None:
@@ -214,7 +218,10 @@ class Group(AnyGroup):
         return [(write_group_key(self.group_id), None)]
 
     def restore(self, metadata: GroupMetadata, now_ms: int) -> None:
-        """Restore the group from the log, with a fresh session for each member."""
+        """Restore the group from the log, with a fresh session for each member.
+
+        Only a conversion writes members without a leader: the rebalance that follows it has not ended.
+        """
         self.is_persisted = True
         self.protocol_type = metadata.protocol_type or None
         self.protocol_name = metadata.protocol_name
@@ -233,7 +240,10 @@ class Group(AnyGroup):
                 stored.assignment,
             )
             self.add(member)
-        if self.members:
+        if self.members and metadata.leader_id is None:
+            self.state = GroupState.PREPARING_REBALANCE
+            self.rebalance_deadline_ms = now_ms + self.rebalance_timeout_ms
+        elif self.members:
             self.state = GroupState.STABLE
             if metadata.leader_id in self.members:
                 self.leader_id = metadata.leader_id

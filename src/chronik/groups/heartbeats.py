@@ -5,12 +5,12 @@ topics, the epoch and the target assignment once for all of them, reconciles eac
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from chronik.groups.assignors import ASSIGNORS, AssignedMember
-from chronik.groups.consumer_group import NOTHING, ConsumerGroup, GroupImage, WaitingReply, records_between
+from chronik.groups.consumer_group import NOTHING, ConsumerGroup, GroupImage
 from chronik.groups.consumer_member import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -20,9 +20,9 @@ from chronik.groups.consumer_member import (
     MemberMetadata,
 )
 from chronik.groups.consumer_records import ResolvedExpression
+from chronik.groups.image_group import WaitingReply
 from chronik.groups.reconciliation import reconcile
-from chronik.groups.records import Record, write_group_key, write_group_value
-from chronik.groups.step import Step, Write, group_write_error
+from chronik.groups.step import Step
 from chronik.groups.topics import Assignment, TopicCatalog, by_topic, expression_matcher
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -227,21 +227,15 @@ def update_member(
     if is_new or metadata != old:
         group.change().put(replace(before, metadata=metadata))
     if is_new or (metadata.topics, metadata.expression) != (old.topics, old.expression):
-        bump_epoch(group)
+        group.bump_epoch()
         group.subscriptions_changed = True
-
-
-def bump_epoch(group: ConsumerGroup) -> None:
-    """Start a new epoch, unless this step has started one already."""
-    image = group.change()
-    image.epoch = group.base_epoch + 1
 
 
 def remove_member(group: ConsumerGroup, member: ConsumerMember) -> None:
     group.change().remove(member.member_id)
     group.forget_deadlines(member.member_id)
     group.subscriptions_changed = True
-    bump_epoch(group)
+    group.bump_epoch()
 
 
 def _resolve(
@@ -272,31 +266,7 @@ def conclude(group: ConsumerGroup, catalog: TopicCatalog, step: Step) -> None:
             _refresh_topics(group, catalog)
         if group.image.epoch > group.image.assignment_epoch:
             _assign(group, step)
-    replies = [answer() for answer in group.continuations]
-    group.continuations.clear()
-    records = _records(group, is_awaited=bool(replies))
-    if not records:
-        group.image = group.durable
-        for reply in replies:
-            step.reply(reply.token, reply.values)
-        return
-    group.is_writing = True
-    step.append(records, ImageWrite(group, replies))
-
-
-def _records(group: ConsumerGroup, *, is_awaited: bool) -> list[Record]:
-    """Return what has changed. After a write that timed out there must be a record before a request is answered."""
-    if group.successor is not None:
-        value = write_group_value(group.successor)
-        return [*group.tombstones(), (write_group_key(group.group_id), value)]
-    is_changed = group.image is not group.durable
-    records = list(records_between(group.group_id, group.durable, group.image)) if is_changed else []
-    if group.is_uncertain and is_awaited and not records:
-        group.change()
-        records = list(records_between(group.group_id, replace(group.durable, epoch=-1), group.image))
-    if group.origin is not None and group.origin.is_persisted:
-        records = [*group.origin.tombstones(), *records]
-    return records
+    group.write(step)
 
 
 def _refresh_topics(group: ConsumerGroup, catalog: TopicCatalog) -> None:
@@ -312,7 +282,7 @@ def _refresh_topics(group: ConsumerGroup, catalog: TopicCatalog) -> None:
     topics = {name: topic for name in names if (topic := catalog.topic(name)) is not None}
     if topics != image.topics:
         group.change().topics = topics
-        bump_epoch(group)
+        group.bump_epoch()
 
 
 def _assign(group: ConsumerGroup, step: Step) -> None:
@@ -352,38 +322,3 @@ def reconcile_member(
     group.change().put(after)
     group.watch_revocation(after, before, step.at.now_ms)
     return after
-
-
-@dataclass(slots=True)
-class ImageWrite(Write):
-    """A pending write of a consumer group. The requests of the step wait for it."""
-
-    group: ConsumerGroup
-    replies: Sequence[WaitingReply]
-
-    def finish(self, error: ErrorCode, step: Step) -> None:
-        group = self.group
-        group.is_writing = False
-        # After a timeout the records are in the log: they are committed, or another node leads it.
-        if error in (ErrorCode.none, ErrorCode.request_timed_out):
-            if group.image.epoch > group.durable.epoch and group.image.members and group.successor is None:
-                step.rebalanced(group.group_id, group.image.epoch, len(group.image.members))
-            group.durable = group.image
-            group.is_persisted = True
-            group.is_uncertain = error is not ErrorCode.none
-        else:
-            group.image = group.durable
-            group.subscriptions_changed = True
-            group.resolved_versions.clear()
-            # Members that the step had removed are still there.
-            group.restore_deadlines(step.at.now_ms, step.settings.session_timeout_of(group.group_id))
-        if error is ErrorCode.none:
-            for reply in self.replies:
-                step.reply(reply.token, reply.values)
-        else:
-            is_timeout = error is ErrorCode.request_timed_out
-            self.refuse(ErrorCode.coordinator_not_available if is_timeout else group_write_error(error), step)
-
-    def refuse(self, error: ErrorCode, step: Step) -> None:
-        for reply in self.replies:
-            step.reply(reply.token, {**reply.refused, "error_code": error})

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 from chronik.groups.classic_members import encode, owned_partitions
-from chronik.groups.consumer_group import ConsumerGroup, GroupImage, WaitingReply
+from chronik.groups.consumer_group import ConsumerGroup, GroupImage
 from chronik.groups.consumer_member import (
     STATIC_LEAVE_EPOCH,
     ClassicMetadata,
@@ -21,6 +21,7 @@ from chronik.groups.consumer_member import (
 from chronik.groups.consumer_protocol import read_assignment, read_subscription
 from chronik.groups.group import Group
 from chronik.groups.heartbeats import check_instance, remove_member
+from chronik.groups.image_group import WaitingReply
 from chronik.groups.member import Member
 from chronik.groups.membership import refuse_all
 from chronik.groups.records import CONSUMER_PROTOCOL_TYPE, GroupMetadata
@@ -156,7 +157,8 @@ def _classic_metadata(
             each.metadata.rebalance_timeout_ms,
             each.metadata.classic.session_timeout_ms if each.metadata.classic else 0,
             subscribed := dict(_protocols(each)).get(protocol_name or "", b""),
-            _assignment(group.image.target.get(each.member_id, frozenset()), subscribed, catalog),
+            # What it owns, not its target: it may not know the target yet, and the next conversion reads this.
+            _assignment(each.current.assigned | each.current.revoking, subscribed, catalog),
         )
         for each in members
     ]
@@ -169,6 +171,6 @@ def _protocols(member: ConsumerMember) -> tuple[tuple[str, bytes], ...]:
     return () if member.metadata.classic is None else member.metadata.classic.protocols
 
 
-def _assignment(target: Assignment, subscribed: bytes, catalog: TopicCatalog) -> bytes:
+def _assignment(owned: Assignment, subscribed: bytes, catalog: TopicCatalog) -> bytes:
     subscription = read_subscription(subscribed)
-    return encode(target, 0 if subscription is None else subscription.version, catalog)
+    return encode(owned, 0 if subscription is None else subscription.version, catalog)

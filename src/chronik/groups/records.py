@@ -17,8 +17,8 @@ All integers are big-endian; a string is int16 length (-1 for null) and UTF-8; b
                                 then user data, owned partitions, generation, rack, which are not read
 
 This module writes OffsetCommitKey v1, OffsetCommitValue v3, GroupMetadataKey v2 and GroupMetadataValue v3, and reads
-all of the above. `consumer_records` has the keys 3-8 and 16, of consumer groups (KIP-848). Other keys belong to other
-kinds of groups and are skipped.
+all of the above. `image_records` has the keys 3-8 and 10-16, of consumer groups (KIP-848) and share groups (KIP-932).
+Other keys belong to other kinds of groups and are skipped.
 """
 
 import struct

@@ -7,18 +7,13 @@ from chronik.groups.any_group import AnyGroup, GroupOffsets
 from chronik.groups.consumer_group import ConsumerGroup, GroupImage
 from chronik.groups.consumer_member import ConsumerMember, CurrentAssignment, MemberMetadata
 from chronik.groups.consumer_records import (
-    KINDS,
-    ConsumerKey,
-    Kind,
-    read_consumer_key,
     read_current,
-    read_epoch,
     read_expression,
     read_member,
     read_partitions,
-    read_target,
 )
 from chronik.groups.group import Group
+from chronik.groups.image_records import KINDS, ImageKey, Kind, read_epoch, read_image_key, read_target
 from chronik.groups.offsets import OffsetTable, Producer
 from chronik.groups.records import (
     GroupKey,
@@ -30,6 +25,9 @@ from chronik.groups.records import (
     read_key,
     read_offset_value,
 )
+from chronik.groups.share_group import ShareGroup, ShareImage
+from chronik.groups.share_member import ShareAssignment, ShareMember, ShareMetadata
+from chronik.groups.share_records import read_share_current, read_share_group, read_share_member, read_share_state
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +79,7 @@ class Replay:
                 group.offsets.committed[(about.topic, about.partition)] = read_offset_value(value)
             case GroupKey():
                 group.classic = read_group_value(value)
-            case ConsumerKey():
+            case ImageKey():
                 group.read(about, value)
 
     def _hold(self, loaded: dict[str, "_LoadedGroup"], key: bytes, producer: Producer, value: bytes | None) -> None:
@@ -98,16 +96,16 @@ class Replay:
         group.offsets.hold((about.topic, about.partition), producer, pending)
 
 
-def read_any_key(key: bytes) -> OffsetKey | GroupKey | ConsumerKey | None:
+def read_any_key(key: bytes) -> OffsetKey | GroupKey | ImageKey | None:
     """Parse a record key; None for a kind of record that this coordinator does not use."""
     reader = RecordReader(key)
     version = reader.int16()
-    return read_consumer_key(Kind(version), reader) if version in KINDS else read_key(key)
+    return read_image_key(Kind(version), reader) if version in KINDS else read_key(key)
 
 
 @dataclass(slots=True, eq=False)
 class _LoadedGroup:
-    """The records of one group: of a classic one, of a consumer group, or offsets only."""
+    """The records of one group: of a classic one, of a consumer group, of a share group, or offsets only."""
 
     offsets: GroupOffsets = field(default_factory=GroupOffsets)
     classic: GroupMetadata | None = None
@@ -115,8 +113,12 @@ class _LoadedGroup:
     image: GroupImage = field(default_factory=GroupImage)
     members: dict[str, MemberMetadata] = field(default_factory=dict)
     current: dict[str, CurrentAssignment] = field(default_factory=dict)
+    is_share: bool = False
+    shares: ShareImage = field(default_factory=ShareImage)
+    share_members: dict[str, ShareMetadata] = field(default_factory=dict)
+    share_current: dict[str, ShareAssignment] = field(default_factory=dict)
 
-    def read(self, key: ConsumerKey, value: bytes) -> None:
+    def read(self, key: ImageKey, value: bytes) -> None:
         match key.kind:
             case Kind.GROUP:
                 self.is_consumer = True
@@ -133,8 +135,23 @@ class _LoadedGroup:
                 self.current[key.detail] = read_current(value)
             case Kind.EXPRESSION:
                 self.image.expressions[key.detail] = read_expression(value)
+            case Kind.SHARE_GROUP:
+                self.is_share = True
+                self.shares.epoch, self.shares.metadata_hash = read_share_group(value)
+            case Kind.SHARE_MEMBER:
+                self.share_members[key.detail] = read_share_member(value)
+            case Kind.SHARE_TARGET:
+                self.shares.assignment_epoch = read_epoch(value)
+            case Kind.SHARE_TARGET_MEMBER:
+                self.shares.target[key.detail] = read_target(value)
+            case Kind.SHARE_CURRENT_MEMBER:
+                self.share_current[key.detail] = read_share_current(value)
+            case Kind.SHARE_STATE:
+                self.shares.topics = read_share_state(value)
 
     def restored(self, group_id: str, partition: int, now_ms: int) -> AnyGroup:
+        if self.is_share:
+            return self._restored_share_group(group_id, partition)
         if not self.is_consumer:
             group = Group(group_id, partition, self.offsets)
             if self.classic is not None:
@@ -145,3 +162,12 @@ class _LoadedGroup:
             self.image.put(ConsumerMember(member_id, metadata, current))
         self.image.target = {each: self.image.target[each] for each in self.image.target if each in self.members}
         return ConsumerGroup(group_id, partition, self.offsets, image=self.image, durable=self.image, is_persisted=True)
+
+    def _restored_share_group(self, group_id: str, partition: int) -> ShareGroup:
+        image = self.shares
+        for member_id, metadata in self.share_members.items():
+            image.members[member_id] = ShareMember(
+                member_id, metadata, self.share_current.get(member_id, ShareAssignment())
+            )
+        image.target = {each: image.target[each] for each in image.target if each in image.members}
+        return ShareGroup(group_id, partition, self.offsets, image=image, durable=image, is_persisted=True)

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 from chronik.groups.any_group import AnyGroup
 from chronik.groups.offsets import Producer
 from chronik.groups.records import Record
+from chronik.groups.topics import Assignment, TopicIdPartition
 from chronik.wire.errors import ErrorCode
 
 CONSUMER_SESSION_TIMEOUT_MS = "consumer.session.timeout.ms"
 CONSUMER_HEARTBEAT_INTERVAL_MS = "consumer.heartbeat.interval.ms"
+SHARE_SESSION_TIMEOUT_MS = "share.session.timeout.ms"
+SHARE_HEARTBEAT_INTERVAL_MS = "share.heartbeat.interval.ms"
 
 
 class MigrationPolicy(StrEnum):
@@ -55,14 +58,26 @@ class GroupSettings:
     assignors: tuple[str, ...] = ("uniform", "range")
     """The assignors of consumer groups; the first is the default."""
     migration: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
-    group_configs: Callable[[str], Mapping[str, int]] = lambda group_id: {}
+    share_session_timeout_ms: int = 45_000
+    share_heartbeat_interval_ms: int = 5_000
+    share_members_max: int = 200
+    group_configs: Callable[[str], Mapping[str, str]] = lambda group_id: {}
     """Returns the configs that are set on a group, under Kafka's names."""
 
     def session_timeout_of(self, group_id: str) -> int:
-        return self.group_configs(group_id).get(CONSUMER_SESSION_TIMEOUT_MS, self.consumer_session_timeout_ms)
+        return self._config(group_id, CONSUMER_SESSION_TIMEOUT_MS, self.consumer_session_timeout_ms)
 
     def heartbeat_interval_of(self, group_id: str) -> int:
-        return self.group_configs(group_id).get(CONSUMER_HEARTBEAT_INTERVAL_MS, self.consumer_heartbeat_interval_ms)
+        return self._config(group_id, CONSUMER_HEARTBEAT_INTERVAL_MS, self.consumer_heartbeat_interval_ms)
+
+    def share_session_timeout_of(self, group_id: str) -> int:
+        return self._config(group_id, SHARE_SESSION_TIMEOUT_MS, self.share_session_timeout_ms)
+
+    def share_heartbeat_interval_of(self, group_id: str) -> int:
+        return self._config(group_id, SHARE_HEARTBEAT_INTERVAL_MS, self.share_heartbeat_interval_ms)
+
+    def _config(self, group_id: str, name: str, default: int) -> int:
+        return int(self.group_configs(group_id).get(name, default))
 
 
 class Moment(NamedTuple):
@@ -111,7 +126,29 @@ class Rebalanced:
     member_count: int
 
 
-Action: TypeAlias = Reply | Append | Rebalanced
+@dataclass(frozen=True, slots=True)
+class InitializeShares:
+    """Have the share coordinators write the state of these partitions, then report `shares_done(token, ...)`.
+
+    The offsets are where the group starts; -1 leaves that to the partition's leader.
+    """
+
+    group_id: str
+    token: int
+    state_epoch: int
+    offsets: Mapping[TopicIdPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteShares:
+    """Have the share coordinators delete the state of these partitions, then report `shares_done(token, ...)`."""
+
+    group_id: str
+    token: int
+    partitions: Assignment
+
+
+Action: TypeAlias = Reply | Append | Rebalanced | InitializeShares | DeleteShares
 
 
 @dataclass(slots=True)

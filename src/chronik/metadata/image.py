@@ -28,8 +28,10 @@ TOPIC_NAME_CHARS_MAX = 249
 
 OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
+SHARE_STATE_TOPIC = "__share_group_state"
 TRACES_TOPIC = "__chronik_traces"
-INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+SCHEMAS_TOPIC = "_schemas"
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC})
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -60,7 +62,7 @@ def check_topic_name(name: str) -> None:
     raise KafkaError(ErrorCode.invalid_topic_exception, f"topic name {shown!r} is invalid: {reason}")
 
 
-class PartitionImage(msgspec.Struct, frozen=True):
+class PartitionImage(msgspec.Struct, frozen=True, gc=False):
     """One partition. Every change raises `partition_epoch`; `leader_epoch` rises when a leader starts to lead.
 
     Invariants: `isr` is a subset of `replicas`; `leader` is in `isr`, or NO_LEADER; a leader epoch belongs to one
@@ -73,6 +75,8 @@ class PartitionImage(msgspec.Struct, frozen=True):
     `unproven` is empty while there is a leader. It lists replicas that were in `isr` or `eligible` until their machine
     lost its page cache: they may lack committed records, and nothing shows whether they do. `unclean_epoch` is the
     leader epoch of the last election that accepted the loss of committed records; -1 if there was none.
+
+    The garbage collector skips it (`gc=False`): it refers to no cycles, and there may be 100,000.
     """
 
     partition: int

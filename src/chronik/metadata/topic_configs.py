@@ -13,6 +13,7 @@ from chronik.metadata.config_definitions import (
     ConfigValue,
     by_name,
 )
+from chronik.schemas.validation import STRATEGIES, TOPIC_NAME
 from chronik.wire.errors import ErrorCode, KafkaError
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -22,6 +23,8 @@ MAX_MESSAGE_BYTES_DEFAULT = 1024 * 1024 + BATCH_OVERHEAD_BYTES
 COMPRESSION_TYPES = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 VISIBILITIES = ("committed", "appended")
+KEY_VALIDATION, VALUE_VALIDATION = "confluent.key.schema.validation", "confluent.value.schema.validation"
+KEY_STRATEGY, VALUE_STRATEGY = "confluent.key.subject.name.strategy", "confluent.value.subject.name.strategy"
 LEADER_THROTTLED_REPLICAS = "leader.replication.throttled.replicas"
 FOLLOWER_THROTTLED_REPLICAS = "follower.replication.throttled.replicas"
 ALL_REPLICAS = "*"
@@ -30,6 +33,10 @@ ALL_REPLICAS = "*"
 _SYNONYMS: Mapping[str, str | None] = {
     "chronik.trace": None,
     "compression.type": "compression.type",
+    KEY_VALIDATION: None,
+    VALUE_VALIDATION: None,
+    KEY_STRATEGY: None,
+    VALUE_STRATEGY: None,
     "delete.retention.ms": "log.cleaner.delete.retention.ms",
     "file.delete.delay.ms": "log.segment.delete.delay.ms",
     "flush.messages": "log.flush.interval.messages",
@@ -45,6 +52,7 @@ _SYNONYMS: Mapping[str, str | None] = {
     "segment.jitter.ms": "log.roll.jitter.ms",
     "segment.ms": "log.roll.ms",
     "unclean.leader.election.enable": "unclean.leader.election.enable",
+    "errors.deadletterqueue.group.enable": None,
     "visibility": None,
 }
 """The broker config that provides the default, if it is not the topic config's name after the prefix `log.`."""
@@ -75,8 +83,11 @@ def _off(name: str, documentation: str) -> ConfigDefinition:
     return _define(name, ConfigType.BOOLEAN, "false", documentation)
 
 
+DEAD_LETTERS_ENABLE = "errors.deadletterqueue.group.enable"
+
 TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
     (
+        _off(DEAD_LETTERS_ENABLE, "Whether share groups may use this topic for their dead letters (KIP-1191)."),
         _off("chronik.trace", "Whether nodes trace each fetch, produce and watermark step of this topic."),
         _define(
             "cleanup.policy",
@@ -93,6 +104,16 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
             "the broker compresses them again.",
             COMPRESSION_TYPES,
         ),
+        _off(
+            KEY_VALIDATION,
+            "Whether a record is refused if its key does not begin with the id of a schema that its subject has.",
+        ),
+        _choice(KEY_STRATEGY, TOPIC_NAME, "How the subject of a key's schema is named.", STRATEGIES),
+        _off(
+            VALUE_VALIDATION,
+            "Whether a record is refused if its value does not begin with the id of a schema that its subject has.",
+        ),
+        _choice(VALUE_STRATEGY, TOPIC_NAME, "How the subject of a value's schema is named.", STRATEGIES),
         _long(
             "delete.retention.ms", _DAY_MS, "How long a tombstone stays in a compacted topic after it was compacted."
         ),

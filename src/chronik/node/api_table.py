@@ -16,6 +16,7 @@ from chronik.node.apis import (
     alter_configs,
     alter_partition_reassignments,
     alter_replica_log_dirs,
+    alter_share_group_offsets,
     alter_user_scram_credentials,
     api_versions,
     consumer_group_describe,
@@ -26,6 +27,7 @@ from chronik.node.apis import (
     delete_acls,
     delete_groups,
     delete_records,
+    delete_share_group_offsets,
     delete_topics,
     describe_acls,
     describe_client_quotas,
@@ -35,6 +37,7 @@ from chronik.node.apis import (
     describe_log_dirs,
     describe_producers,
     describe_quorum,
+    describe_share_group_offsets,
     describe_topic_partitions,
     describe_transactions,
     describe_user_scram_credentials,
@@ -63,6 +66,11 @@ from chronik.node.apis import (
     remove_raft_voter,
     sasl_authenticate,
     sasl_handshake,
+    share_acknowledge,
+    share_fetch,
+    share_group_describe,
+    share_group_heartbeat,
+    share_group_state,
     sync_group,
     txn_offset_commit,
     unregister_broker,
@@ -70,6 +78,7 @@ from chronik.node.apis import (
 )
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.coordinators.markers import MarkerWriter
+from chronik.node.coordinators.share_coordinator import ShareCoordinatorService
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.coordinators.transactions import Transactions
 from chronik.node.forwarding.forwarding import Forwarding
@@ -79,6 +88,7 @@ from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.schema_checks import RegistryView, SchemaChecks
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, ColdHandler, Handler
@@ -87,6 +97,7 @@ from chronik.node.serving.fetch_sessions import FetchSessions
 from chronik.node.serving.held_bytes import HeldBytes
 from chronik.node.serving.quotas import ClientQuotas
 from chronik.node.serving.server import Server
+from chronik.node.shares.share_partitions import SharePartitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,8 @@ class ApiServices:
     host: PartitionHost
     groups: GroupService
     transactions: TransactionService
+    share_coordinator: ShareCoordinatorService
+    shares: SharePartitions
     transaction_coordinators: Transactions
     marker_writer: MarkerWriter
     topics: Topics
@@ -110,8 +123,13 @@ class ApiServices:
     deadlines: Deadlines
     fetch_sessions: FetchSessions
     verifier: Verifier
+    schemas: RegistryView
     quotas: ClientQuotas
     telemetry: ClientTelemetry
+
+
+def _share_services(node: ApiServices) -> share_fetch.Services:
+    return share_fetch.Services(node.runtime, node.host, node.server, node.shares)
 
 
 COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
@@ -126,13 +144,17 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
                 node.topics,
                 node.groups,
                 node.transactions,
+                node.share_coordinator,
                 node.host,
             ),
         ),
     ),
     (offset_commit.API, lambda node: partial(offset_commit.handle, node.groups, node.metadata)),
     (offset_fetch.API, lambda node: partial(offset_fetch.handle, node.groups, node.metadata)),
-    (find_coordinator.API, lambda node: partial(find_coordinator.handle, node.groups, node.transactions)),
+    (
+        find_coordinator.API,
+        lambda node: partial(find_coordinator.handle, node.groups, node.transactions, node.share_coordinator),
+    ),
     (join_group.API, lambda node: partial(join_group.handle, node.groups, node.runtime.log.bind(component="groups"))),
     (heartbeat.API, lambda node: partial(heartbeat.handle, node.groups)),
     (leave_group.API, lambda node: partial(leave_group.handle, node.groups, node.runtime.log.bind(component="groups"))),
@@ -141,6 +163,14 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (list_groups.API, lambda node: partial(list_groups.handle, node.groups)),
     (consumer_group_heartbeat.API, lambda node: partial(consumer_group_heartbeat.handle, node.groups)),
     (consumer_group_describe.API, lambda node: partial(consumer_group_describe.handle, node.groups)),
+    (share_group_heartbeat.API, lambda node: partial(share_group_heartbeat.handle, node.groups)),
+    (share_group_describe.API, lambda node: partial(share_group_describe.handle, node.groups)),
+    (describe_share_group_offsets.API, lambda node: partial(describe_share_group_offsets.handle, node.groups)),
+    (alter_share_group_offsets.API, lambda node: partial(alter_share_group_offsets.handle, node.groups, node.metadata)),
+    (
+        delete_share_group_offsets.API,
+        lambda node: partial(delete_share_group_offsets.handle, node.groups, node.metadata),
+    ),
     (list_config_resources.API, lambda node: partial(list_config_resources.handle, node.metadata)),
     (sasl_handshake.API, lambda node: sasl_handshake.handle),
     (sasl_authenticate.API, lambda node: sasl_authenticate.handle),
@@ -204,6 +234,13 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
     (remove_raft_voter.API, lambda node: partial(remove_raft_voter.handle, node.metadata, node.controller)),
     (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),
     (describe_transactions.API, lambda node: partial(describe_transactions.handle, node.transactions)),
+    (share_fetch.API, lambda node: partial(share_fetch.handle, _share_services(node))),
+    (share_acknowledge.API, lambda node: partial(share_acknowledge.handle, _share_services(node))),
+    (share_group_state.INITIALIZE, lambda node: partial(share_group_state.initialize, node.share_coordinator)),
+    (share_group_state.READ, lambda node: partial(share_group_state.read, node.share_coordinator)),
+    (share_group_state.WRITE, lambda node: partial(share_group_state.write, node.share_coordinator)),
+    (share_group_state.DELETE, lambda node: partial(share_group_state.delete, node.share_coordinator)),
+    (share_group_state.READ_SUMMARY, lambda node: partial(share_group_state.read_summary, node.share_coordinator)),
     (list_transactions.API, lambda node: partial(list_transactions.handle, node.runtime, node.transactions)),
 )
 """The cold APIs, and the services that each handler receives. `make_handlers` adds the others."""
@@ -235,6 +272,7 @@ def make_handlers(node: ApiServices) -> list[Handler]:
                 node.deadlines,
                 node.verifier,
                 HeldBytes(runtime.loop, produce.VERIFYING_BYTES_MAX),
+                SchemaChecks(runtime, node.schemas),
             )
         ),
         fetch.handler(fetch.Services(runtime, metadata_log, host, node.server, node.fetch_sessions)),

@@ -16,7 +16,10 @@ from chronik.node.age_clock import AgeClock
 from chronik.node.api_table import ApiServices, make_handlers
 from chronik.node.config import ConfigError
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.coordinators.log_ends import LogEnds
 from chronik.node.coordinators.markers import MarkerWriter
+from chronik.node.coordinators.share_coordinator import ShareCoordinatorService
+from chronik.node.coordinators.share_state import ShareStateClient
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.coordinators.transactions import Transactions
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch
@@ -29,6 +32,7 @@ from chronik.node.membership.departures import Departures
 from chronik.node.membership.envelopes import Envelopes
 from chronik.node.membership.internal_server import KAFKA_APIS, InternalServer, PeerApis, internal_listener
 from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.committer import Committer, begin_commit_log
 from chronik.node.replicas.healing import Damage, Healing
 from chronik.node.replicas.housekeeping import Housekeeping, WatermarkWatch
 from chronik.node.replicas.partition import Partition
@@ -38,6 +42,7 @@ from chronik.node.replicas.scrubber import Scrubber
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
+from chronik.node.schema_registry import SchemaRegistry
 from chronik.node.serving.authentication import Authentication
 from chronik.node.serving.connection_quotas import ConnectionQuotas
 from chronik.node.serving.deadlines import Deadlines
@@ -45,8 +50,11 @@ from chronik.node.serving.fetch_sessions import FetchSessions
 from chronik.node.serving.quotas import ClientQuotas
 from chronik.node.serving.server import Server
 from chronik.node.serving.tls import NodeTls
+from chronik.node.shares.dead_letters import DeadLetters
+from chronik.node.shares.share_partitions import SharePartitions
 from chronik.node.topic_settings import check_topic_defaults
 from chronik.node.trace_topic import TraceTopic
+from chronik.storage.commit_log import CommitLog
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import KafkaError
 
@@ -59,6 +67,7 @@ class Held(NamedTuple):
     server: Server
     internal_server: InternalServer
     folder: DataFolder
+    commit_log: CommitLog | None
     secret: ClusterSecret
     stored: StoredMetadata
     tls: NodeTls | None
@@ -97,11 +106,16 @@ class Broker:
             folder = await runtime.run_blocking(
                 lambda: DataFolder.open(env.disk, config.data_folder, config.node_id, config.cluster_id or "")
             )
-            held.push_async_callback(_close_folder, runtime, disk_watch, folder)
+            held.push_async_callback(_close_files, runtime, disk_watch, folder)
+            commit_log = await begin_commit_log(runtime, folder)
+            if commit_log is not None:
+                held.push_async_callback(_close_files, runtime, disk_watch, commit_log)
             secret = await runtime.run_blocking(lambda: load_secret(env, config, folder.path))
             stored = await load_metadata(runtime, folder)
             try:
-                broker = cls(runtime, disk_watch, Held(server, internal_server, folder, secret, stored, tls), http)
+                broker = cls(
+                    runtime, disk_watch, Held(server, internal_server, folder, commit_log, secret, stored, tls), http
+                )
             except BaseException:
                 await runtime.run_blocking(stored.store.close)
                 raise
@@ -126,7 +140,7 @@ class Broker:
         self._is_stopping = False
         incarnation = env.new_uuid()
         self.metadata = MetadataLog(loop, log)
-        self.host = self._make_host(held.folder, incarnation)
+        self.host = self._make_host(held, incarnation)
         self.member = ClusterMember(
             runtime,
             disk_watch,
@@ -150,8 +164,19 @@ class Broker:
         member.controller.charge_creation = self.quotas.charge_creation
         self.connection_quotas = ConnectionQuotas(runtime)
         self.topics = Topics(self.metadata, member.client, self.host.applied)
-        self.groups = GroupService(
+        self.share_coordinator = ShareCoordinatorService(
             runtime, self.metadata, self.host, self.topics, member.lease_is_valid, self.age_clock
+        )
+        self.share_state = ShareStateClient(runtime, self.metadata, member.peers, self.share_coordinator)
+        self.groups = GroupService(
+            runtime,
+            self.metadata,
+            self.host,
+            self.topics,
+            member.lease_is_valid,
+            self.age_clock,
+            self.share_state,
+            LogEnds(runtime, self.metadata, self.host, member.peers),
         )
         self.producer_ids = ProducerIds(member.client, self.node_id)
         self.marker_writer = MarkerWriter(runtime, self.host, self.groups.is_loaded, self.groups.transaction_ended)
@@ -169,6 +194,13 @@ class Broker:
         self.transaction_coordinators = Transactions(
             runtime, self.metadata, member.peers, self.transactions, self.groups.partition_of
         )
+        self.shares = SharePartitions(
+            runtime, self.metadata, self.host, self.share_state, config.group_share_max_share_sessions
+        )
+        self.dead_letters = DeadLetters(
+            runtime, self.metadata, self.host, member.peers, self.topics, self.shares.dead_letter_written
+        )
+        self.shares.copy_dead_letter = self.dead_letters.copy
         self.telemetry = ClientTelemetry(runtime, self.metadata)
         self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
         self.verifier = Verifier(runtime, self.transaction_coordinators)
@@ -177,6 +209,7 @@ class Broker:
         self._housekeeping = Housekeeping(runtime, self.host, self.age_clock.now_ms)
         self._scrubber = Scrubber(runtime, self.host, self.healing)
         self._trace_topic = TraceTopic(runtime, self.metadata, member.peers, self.host, self.topics)
+        self.schemas = SchemaRegistry(runtime, self.metadata, member.peers, self.host, self.topics)
         self.authorization = AuthorizationService(runtime) if config.authorization.enabled else None
         """Authorizes clients; None if every client may do everything."""
         self.server.decisions = self.authentication.decisions = self.authorization
@@ -192,6 +225,8 @@ class Broker:
                 host=self.host,
                 groups=self.groups,
                 transactions=self.transactions,
+                share_coordinator=self.share_coordinator,
+                shares=self.shares,
                 transaction_coordinators=self.transaction_coordinators,
                 marker_writer=self.marker_writer,
                 topics=self.topics,
@@ -200,6 +235,7 @@ class Broker:
                 deadlines=self.deadlines,
                 fetch_sessions=FetchSessions(env.random, config.fetch_sessions_max),
                 verifier=self.verifier,
+                schemas=self.schemas,
                 quotas=self.quotas,
                 telemetry=self.telemetry,
             )
@@ -208,7 +244,7 @@ class Broker:
         self._peer_apis = PeerApis(held.internal_server, member, self._envelopes, log)
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
-    def _make_host(self, folder: DataFolder, incarnation: UUID) -> PartitionHost:
+    def _make_host(self, held: Held, incarnation: UUID) -> PartitionHost:
         # Lambdas, because `member` is created later: it needs the partitions, and they need it.
         links = ClusterLinks(
             lambda node_id: self.member.peers.connection(node_id),
@@ -216,8 +252,11 @@ class Broker:
             lambda reports, waits: self.member.report_replicas(reports, waits),
             lambda: self.member.lease_is_valid(),
         )
-        syncer = Syncer(self.runtime, self.disk_watch)
-        return PartitionHost(self.runtime, folder, self.metadata, syncer, links, incarnation)
+        committer = None
+        if held.commit_log is not None:
+            committer = Committer(self.runtime, self.disk_watch, held.commit_log)
+        syncer = Syncer(self.runtime, self.disk_watch, committer)
+        return PartitionHost(self.runtime, held.folder, self.metadata, syncer, links, incarnation)
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
@@ -242,7 +281,7 @@ class Broker:
         member.start()
         self._closers.append(lambda: self.internal_server.close(0))
         kafka_apis = [handler for handler in self.handlers if handler.api.key in KAFKA_APIS]
-        await self.internal_server.serve([*kafka_apis, *self._peer_apis.handlers()])
+        await self.internal_server.serve([*kafka_apis, *self._peer_apis.handlers(), self.schemas.handler()])
         await self._while_sound(member.join())
         metadata.subscribe(host.metadata_changed)
         self._closers.append(lambda: host.close_all(member.session.broker_epoch))
@@ -260,8 +299,15 @@ class Broker:
         metadata.subscribe(self.transactions.metadata_changed)
         self._closers.append(self.transactions.stop)
         await self.transactions.start()
+        metadata.subscribe(self.share_coordinator.metadata_changed)
+        self._closers.append(self.share_coordinator.stop)
+        await self.share_coordinator.start()
+        metadata.subscribe(self.shares.metadata_changed)
+        self._closers.append(self.dead_letters.stop)
+        self._closers.append(self.shares.stop)
         self.metrics.partitions = host.gauges
         self.metrics.groups = self.groups.lag_gauges
+        self.metrics.shares = self.shares.figures
         self.metrics.transactions = self.transactions.gauges
         self.metrics.clients = self.telemetry.gauges
         self.metrics.watermark_age_s = self.watermarks.monitor.age_s
@@ -401,8 +447,8 @@ class Broker:
         return self.host.partitions.get((topic, index))
 
 
-async def _close_folder(runtime: Runtime, disk_watch: DiskWatch, folder: DataFolder) -> None:
+async def _close_files(runtime: Runtime, disk_watch: DiskWatch, files: DataFolder | CommitLog) -> None:
     try:
-        await disk_watch.wait(runtime.loop.run_in_executor(runtime.env.executor, folder.close))
+        await disk_watch.wait(runtime.loop.run_in_executor(runtime.env.executor, files.close))
     except TimeoutError as error:
         runtime.log.error("data_folder_not_closed", reason=str(error))

@@ -53,15 +53,18 @@ import msgspec
 from chronik.client.endpoint import Endpoint, EndpointError
 from chronik.client.security import SASL_PROTOCOLS, TLS_PROTOCOLS, SecurityProtocol
 from chronik.groups.assignors import ASSIGNORS
+from chronik.metadata.group_configs import RANGED_CONFIGS
 from chronik.metadata.image import DEFAULT_LISTENER
 from chronik.observe.logging import LogLevelError, LogLevels, parse_levels
 
+PROCESSES_MAX = 64
 HTTP_PORT_BELOW_KAFKA = 3000
 INTERNAL_PORT_BELOW_KAFKA = 4000
 ENVIRONMENT_PREFIX = "CHRONIK_"
 REPLICA_LAG_MS_MIN = 1_000
 DISK_TIMEOUT_MS_MIN = 500
 QUOTA_WINDOWS_MIN = 2
+COMMIT_LOG_BYTES_MIN = 128 * 1024
 
 TopicConfigValue = str | int | float | bool
 _A = TypeVar("_A")
@@ -89,10 +92,21 @@ class Advertise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another node of the cluster and its internal address."""
+    """Another node of the cluster and its internal address.
+
+    With `processes`, several nodes of another machine: this one and the next ids, at the next ports. `machine` is the
+    id of the machine's first node (see `process_config`).
+    """
 
     id: int
     internal: str
+    processes: int = 1
+    machine: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """Return which of its machine's nodes it is; 0 is the first."""
+        return 0 if self.machine is None else self.id - self.machine
 
 
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
@@ -203,6 +217,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     cluster_id: str | None = None
     rack: str | None = None
     data_dir: str = ""
+    processes: int = 1
+    """How many nodes `chronik start` runs on this machine. Each of them has 1 here: see `process_config`."""
     listen: Listen = msgspec.field(default_factory=Listen)
     advertise: Advertise = msgspec.field(default_factory=Advertise)
     peers: tuple[Peer, ...] = ()
@@ -215,6 +231,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     loop: Literal["asyncio", "uvloop"] = "asyncio"
 
     durability: Literal["synced", "replicated"] = "synced"
+    commit_log: bool = False
+    """Whether a round of syncs may write to one commit log instead of syncing each segment. Only under `synced`."""
+    commit_log_bytes: int = 64 * 1024 * 1024
     forwarding: bool = True
     log_levels: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -226,6 +245,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     offsets_topic_partitions: int = 16
     offsets_retention_minutes: int = 7 * 24 * 60
     transaction_state_topic_partitions: int = 50
+    share_state_topic_partitions: int = 50
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 7 * 24 * 3_600_000
     telemetry_max_bytes: int = 1024 * 1024
@@ -242,6 +262,25 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     group_consumer_max_size: int = 10_000
     group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
     group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"] = "bidirectional"
+    group_share_session_timeout_ms: int = 45_000
+    group_share_min_session_timeout_ms: int = 45_000
+    group_share_max_session_timeout_ms: int = 60_000
+    group_share_heartbeat_interval_ms: int = 5_000
+    group_share_min_heartbeat_interval_ms: int = 5_000
+    group_share_max_heartbeat_interval_ms: int = 15_000
+    group_share_max_size: int = 200
+    group_share_max_share_sessions: int = 2_000
+    errors_deadletterqueue_topic_name_prefix: str = "dlq."
+    errors_deadletterqueue_auto_create_topics_enable: bool = False
+    group_share_record_lock_duration_ms: int = 30_000
+    group_share_min_record_lock_duration_ms: int = 15_000
+    group_share_max_record_lock_duration_ms: int = 60_000
+    group_share_delivery_count_limit: int = 5
+    group_share_min_delivery_count_limit: int = 2
+    group_share_max_delivery_count_limit: int = 10
+    group_share_partition_max_record_locks: int = 2_000
+    group_share_min_partition_max_record_locks: int = 100
+    group_share_max_partition_max_record_locks: int = 4_000
     producer_id_expiration_ms: int = 86_400_000
     replica_lag_ms_max: int = 3_000
 
@@ -422,7 +461,7 @@ def check(config: NodeConfig) -> None:
     for name in _AT_LEAST_ONE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} = {getattr(config, name)} is too small: it must be at least 1")
-    _check_consumer_groups(config)
+    _check_groups(config)
     if config.scrub_interval_ms < 0:
         raise ConfigError(f"scrub_interval_ms = {config.scrub_interval_ms} is negative: use 0 to turn scrubbing off")
     if config.quota_window_num < QUOTA_WINDOWS_MIN:
@@ -443,6 +482,17 @@ def check(config: NodeConfig) -> None:
         raise ConfigError(
             f"disk_timeout_ms = {config.disk_timeout_ms} is too small: a busy disk sometimes takes longer, and the "
             f"node would lose its leadership each time; use {DISK_TIMEOUT_MS_MIN} or more"
+        )
+    for name, count in (
+        ("processes", config.processes),
+        *((f"peers {p.id}: processes", p.processes) for p in config.peers),
+    ):
+        if not 1 <= count <= PROCESSES_MAX:
+            raise ConfigError(f"{name} = {count} is not between 1 and {PROCESSES_MAX}")
+    if config.commit_log_bytes < COMMIT_LOG_BYTES_MIN:
+        raise ConfigError(
+            f"commit_log_bytes = {config.commit_log_bytes} is too small: use {COMMIT_LOG_BYTES_MIN} or more, or "
+            "commit_log = false"
         )
     if config.node_id < 0:
         raise ConfigError(f"node_id = {config.node_id} is negative: use 0 or more")
@@ -533,21 +583,29 @@ def _check_peers(config: NodeConfig) -> None:
         )
 
 
-def _check_consumer_groups(config: NodeConfig) -> None:
-    for what in ("session_timeout_ms", "heartbeat_interval_ms"):
-        name = f"group_consumer_{what}"
+def group_setting(name: str, end: str = "") -> str:
+    """Return the setting with the default of a config of groups, or with the `min` or `max` of its range."""
+    kind, _, what = name.replace(".", "_").partition("_")
+    return "_".join(part for part in ("group", kind, end, what) if part)
+
+
+def _check_groups(config: NodeConfig) -> None:
+    for what in RANGED_CONFIGS:
+        name = group_setting(what)
         value = getattr(config, name)
-        lowest, highest = (getattr(config, f"group_consumer_{end}_{what}") for end in ("min", "max"))
+        lowest, highest = (getattr(config, group_setting(what, end)) for end in ("min", "max"))
         if not lowest <= value <= highest:
             raise ConfigError(
-                f"{name} = {value} is not between group_consumer_min_{what} ({lowest}) and "
-                f"group_consumer_max_{what} ({highest}): change one of them"
+                f"{name} = {value} is not between {group_setting(what, 'min')} ({lowest}) and "
+                f"{group_setting(what, 'max')} ({highest}): change one of them"
             )
-    if config.group_consumer_heartbeat_interval_ms >= config.group_consumer_session_timeout_ms:
-        raise ConfigError(
-            "group_consumer_heartbeat_interval_ms must be lower than group_consumer_session_timeout_ms: "
-            "a member must be able to send a heartbeat before its session ends"
-        )
+    for kind in ("consumer", "share"):
+        interval, session = f"group_{kind}_heartbeat_interval_ms", f"group_{kind}_session_timeout_ms"
+        if getattr(config, interval) >= getattr(config, session):
+            raise ConfigError(
+                f"{interval} must be lower than {session}: "
+                "a member must be able to send a heartbeat before its session ends"
+            )
     unknown = [name for name in config.group_consumer_assignors if name not in ASSIGNORS]
     if unknown or not config.group_consumer_assignors:
         raise ConfigError(f"group_consumer_assignors: name at least one of {', '.join(ASSIGNORS)}, and no other")
@@ -559,6 +617,7 @@ _AT_LEAST_ONE = (
     "offsets_topic_partitions",
     "offsets_retention_minutes",
     "transaction_state_topic_partitions",
+    "share_state_topic_partitions",
     "transaction_max_timeout_ms",
     "transactional_id_expiration_ms",
     "telemetry_max_bytes",
@@ -566,6 +625,13 @@ _AT_LEAST_ONE = (
     "group_consumer_max_size",
     "group_consumer_min_session_timeout_ms",
     "group_consumer_min_heartbeat_interval_ms",
+    "group_share_max_size",
+    "group_share_max_share_sessions",
+    "group_share_min_session_timeout_ms",
+    "group_share_min_heartbeat_interval_ms",
+    "group_share_min_record_lock_duration_ms",
+    "group_share_min_delivery_count_limit",
+    "group_share_min_partition_max_record_locks",
     "connections_max",
     "connection_creation_rate",
     "quota_window_size_seconds",

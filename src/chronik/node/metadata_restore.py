@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
-from chronik.metadata.image import OFFSETS_TOPIC, TRACES_TOPIC, TRANSACTIONS_TOPIC, ClusterImage, encode_image
+from chronik.metadata.image import (
+    OFFSETS_TOPIC,
+    SHARE_STATE_TOPIC,
+    TRACES_TOPIC,
+    TRANSACTIONS_TOPIC,
+    ClusterImage,
+    encode_image,
+)
 from chronik.metadata.restoration import FoundLog
 from chronik.node import trace_topic
 from chronik.node.coordinators.coordinator_topic import COORDINATOR_TOPIC_CONFIGS
@@ -23,6 +30,7 @@ from chronik.storage.recovery import LogSurvey, survey_log
 OWN_CONFIGS: Mapping[str, Mapping[str, str]] = {
     OFFSETS_TOPIC: COORDINATOR_TOPIC_CONFIGS,
     TRANSACTIONS_TOPIC: COORDINATOR_TOPIC_CONFIGS,
+    SHARE_STATE_TOPIC: COORDINATOR_TOPIC_CONFIGS,
     TRACES_TOPIC: trace_topic.CONFIGS,
 }
 """The configs of the internal topics."""

@@ -19,11 +19,16 @@ from chronik.metadata.image import ClusterImage, TopicImage, is_traceable
 from chronik.metadata.topic_configs import (
     ALL_REPLICAS,
     FOLLOWER_THROTTLED_REPLICAS,
+    KEY_STRATEGY,
+    KEY_VALIDATION,
     LEADER_THROTTLED_REPLICAS,
     TOPIC_CONFIGS,
+    VALUE_STRATEGY,
+    VALUE_VALIDATION,
     check_topic_configs,
 )
 from chronik.node.config import NodeConfig
+from chronik.schemas.validation import SchemaCheck
 from chronik.storage.config import LogConfig
 from chronik.wire.errors import KafkaError
 
@@ -74,6 +79,8 @@ class TopicSettings:
     """The leaders whose replication is throttled, as PARTITION:BROKER, or ALL_REPLICAS."""
     follower_throttled: frozenset[str] = frozenset()
     """The followers whose replication is throttled."""
+    schema_checks: tuple[SchemaCheck, ...] = ()
+    """What is checked in each record's key and value."""
 
 
 def is_throttled(throttled: frozenset[str], partition: int, node_id: int) -> bool:
@@ -133,15 +140,23 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
         is_traced=value(TRACE, bool),
         leader_throttled=frozenset(value(LEADER_THROTTLED_REPLICAS, tuple)),
         follower_throttled=frozenset(value(FOLLOWER_THROTTLED_REPLICAS, tuple)),
+        schema_checks=tuple(
+            SchemaCheck(side, value(strategy, str))
+            for side, validation, strategy in (
+                ("key", KEY_VALIDATION, KEY_STRATEGY),
+                ("value", VALUE_VALIDATION, VALUE_STRATEGY),
+            )
+            if value(validation, bool) and not topic.is_internal
+        ),
     )
 
 
-def partition_settings(image: ClusterImage, topic: TopicImage, index: int, defaults: TopicDefaults) -> TopicSettings:
+def partition_settings(settings: TopicSettings, image: ClusterImage, topic: TopicImage, index: int) -> TopicSettings:
     """Return the settings of one partition: its topic's, but with min.insync.replicas as the controller computes it.
 
     A partition that gains replicas needs no more in-sync replicas until the new ones have caught up.
     """
-    settings, partition = topic_settings(topic, defaults), topic.partition(index)
+    partition = topic.partition(index)
     if partition is None:
         return settings
     return replace(settings, min_insync_replicas=min_insync_replicas(image, topic, partition))

@@ -13,12 +13,16 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from io import TextIOBase
+from threading import Lock
 from typing import Any
 
 from structlog import BoundLoggerBase
 
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 LEVELS: Mapping[str, int] = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR}
+PRINTED_CHARACTERS_MAX = 8192
+"""A line of `PrintedLog` is cut there."""
 
 
 class LogLevelError(ValueError):
@@ -155,6 +159,29 @@ class LibraryLog(logging.Handler):
             fields |= _described(record.exc_info[1])
         log = self._log.error if record.levelno >= logging.ERROR else self._log.warning
         log("library_message", **fields)
+
+
+class PrintedLog(TextIOBase):
+    """A text stream in the place of `sys.stderr`, which converts each line that a library prints to a JSON line."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._lock = Lock()
+        self._partial = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._partial = (self._partial + text).split("\n")
+            if len(self._partial) > PRINTED_CHARACTERS_MAX:
+                lines.append(self._partial)
+                self._partial = ""
+        for line in lines:
+            if line.strip():
+                self._log.warning("library_message", library="stderr", detail=line[:PRINTED_CHARACTERS_MAX])
+        return len(text)
 
 
 def silent_logger() -> Logger:

@@ -78,6 +78,30 @@ class GroupLag(NamedTuple):
     lag: int
 
 
+class ShareFigures(NamedTuple):
+    """The records of one partition in one share group, since their leader loaded the group's state."""
+
+    group: str
+    topic: str
+    partition: int
+    start_offset: int
+    in_flight: int
+    """Delivered, and locked for their consumers."""
+    oldest_lock_s: float
+    delivered: int
+    accepted: int
+    released: int
+    rejected: int
+    exhausted: int
+    """Archived because they were not accepted in their last delivery."""
+    exhausted_offset: int
+    """The last one of those; -1 if there is none."""
+    suspect_offset: int
+    """The record that was delivered most often without being done; -1 if there is none."""
+    suspect_deliveries: int
+    delivery_limit: int
+
+
 class TransactionGauges(NamedTuple):
     """The transactions that a node coordinates."""
 
@@ -163,6 +187,7 @@ class Metrics:
         self.watermark_propagation = Histogram()
         self.partitions: Callable[[], Iterable[PartitionGauges]] = tuple
         self.groups: Callable[[], Iterable[GroupLag]] = tuple
+        self.shares: Callable[[], Iterable[ShareFigures]] = tuple
         self.transactions: Callable[[], TransactionGauges] = TransactionGauges
         self.watermark_age_s: Callable[[str, int], float] = lambda topic, partition: 0.0
         for key in (ApiKey.PRODUCE, ApiKey.FETCH):  # scrapes show these before the node registers its APIs
@@ -265,6 +290,27 @@ class Metrics:
             "chronik_group_lag", "High watermark minus the group's committed offset.", labels=["group", *labels]
         )
         yield _filled(group_lag, (([each.group, each.topic, str(each.partition)], each.lag) for each in self.groups()))
+        yield from self._share_families(["group", *labels])
+
+    def _share_families(self, labels: list[str]) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        shares = [([each.group, each.topic, str(each.partition)], each) for each in self.shares()]
+        in_flight = GaugeMetricFamily(
+            "chronik_share_records_in_flight", "Records that consumers of a share group have locked.", labels=labels
+        )
+        yield _filled(in_flight, ((key, each.in_flight) for key, each in shares))
+        oldest = GaugeMetricFamily(
+            "chronik_share_oldest_lock_seconds", "The age of the oldest lock of a share group.", labels=labels
+        )
+        yield _filled(oldest, ((key, each.oldest_lock_s) for key, each in shares))
+        records = CounterMetricFamily(
+            "chronik_share_records", "Records of share groups by outcome.", labels=[*labels, "outcome"]
+        )
+        outcomes = ("delivered", "accepted", "released", "rejected", "exhausted")
+        yield _filled(
+            records, (([*key, outcome], getattr(each, outcome)) for key, each in shares for outcome in outcomes)
+        )
 
     def _client_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -54,8 +54,8 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def task_errors(what: str | Callable[[], str]) -> Iterator[None]:
-    """Raise whatever fails inside a Spark task as one line that begins with `what`: Spark keeps only the text."""
+def task_errors(what: str | Callable[[], str], trace: str = "Spark's log has the trace") -> Iterator[None]:
+    """Raise whatever fails inside a task as one line that begins with `what`: Spark and DuckDB keep only the text."""
     try:
         yield
     except (PipelineError, GeneratorExit):
@@ -63,4 +63,4 @@ def task_errors(what: str | Callable[[], str]) -> Iterator[None]:
     except Exception as error:
         detail = " ".join(f"{type(error).__name__}: {error}".split())
         begin = what if isinstance(what, str) else what()
-        raise PipelineError(f"{begin} failed: {detail}; Spark's log has the trace") from error
+        raise PipelineError(f"{begin} failed: {detail}; {trace}") from error

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from chronik.pipeline.errors import PipelineError
@@ -117,6 +117,12 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(ListenedFormat)
         spark.streams.addListener(GroupCommitter())
         _registered.add(spark)
+
+
+def activate(spark: SparkSession) -> None:
+    """Make the session that of this thread: in another thread than the one that made it, Spark finds no formats."""
+    session: Any = spark
+    session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
 
 
 def register_active() -> None:

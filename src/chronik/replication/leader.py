@@ -212,9 +212,18 @@ class PartitionLeader:
         replica that does not join in time. `heard_ms` is when each node last fetched at all: a replica at the log end
         whose node still fetches is caught up, since fetches may omit idle partitions.
         """
+        # Neither replicas nor ISR have a member that the other lacks, and no proposal or join is pending.
+        count = len(self._others) + 1
+        is_calm = count == len(self.isr.committed) == len(self.replicas) and self.isr.is_settled and not self._joining
         for replica in self._others.values():
             if replica.end >= log_end_offset:
                 replica.caught_up_ms = max(replica.caught_up_ms, heard_ms.get(replica.id, 0))
+                is_calm = is_calm and now_ms - replica.caught_up_ms <= self._lag_ms_max
+            else:
+                is_calm = False
+        if is_calm:
+            # The usual case of idle partitions, of which a node may lead thousands: nothing would change.
+            return None
         self._forget_joining(now_ms, live)
         proposed = self._next_isr(log_end_offset, now_ms, live, heard_ms)
         self._advance()
@@ -361,7 +370,7 @@ class PartitionLeader:
     def _set_replicas(self, replicas: Iterable[int], now_ms: int) -> None:
         self.replicas = tuple(replicas)
         # ISR members hold back the watermark even if they are no longer replicas, until the controller removes them.
-        for replica in (*self.replicas, *self.isr.committed):
+        for replica in [*self.replicas, *self.isr.committed]:
             if replica != self.node_id and replica not in self._others:
                 self._others[replica] = Replica(replica, now_ms)
         for replica in list(self._others):

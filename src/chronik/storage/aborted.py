@@ -108,10 +108,8 @@ class AbortedView(NamedTuple):
         if len(data) % ENTRY.size or crc32c(data) != self.crc:
             raise AbortedIndexDamaged(self.path)
         count = len(data) // ENTRY.size
-        # By the offset of the marker, which is the column that increases.
-        first = bisect_left(range(count), offset, key=lambda at: ENTRY.unpack_from(data, at * ENTRY.size)[3])
         entries: list[AbortedTransaction] = []
-        for at in range(first, count):
+        for at in range(_first_ending_from(offset, data), count):
             _, *numbers = ENTRY.unpack_from(data, at * ENTRY.size)
             entries.append(AbortedTransaction(*numbers))
             if entries[-1].last_stable_offset >= upto_offset:
@@ -127,6 +125,13 @@ class AbortedView(NamedTuple):
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+
+
+def _first_ending_from(offset: int, data: bytes) -> int:
+    """Return the index of the first entry whose marker is at or after `offset`: that column increases."""
+    return bisect_left(
+        range(len(data) // ENTRY.size), offset, key=lambda at: ENTRY.unpack_from(data, at * ENTRY.size)[3]
+    )
 
 
 def _open(disk: Disk, path: str) -> File:
@@ -218,7 +223,7 @@ class AbortedIndex:
         """
         data = (read_file(self._disk, self.path) or b"")[: summary.entries * ENTRY.size]
         entries = decode_entries(data)
-        if entries is None or (len(entries), crc32c(data)) != summary:
+        if entries is None or Summary(len(entries), crc32c(data)) != summary:
             return False
         self._truncate(summary.entries)
         self.adopt(entries)

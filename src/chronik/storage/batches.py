@@ -1,14 +1,14 @@
 """Iterating over the batches of a segment without decoding them: by header, or whole with a check of their CRCs."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from struct import Struct
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from chronik.storage.disk import Buffer, Disk, File
+from chronik.storage.disk import Buffer, File
 from chronik.wire.batch import CRC_START, HEADER_BYTES, LENGTH_END, BatchHeader, read_batch_header
+from chronik.wire.compression import View
 from chronik.wire.errors import ErrorCode, KafkaError
 
 HEADERS_READ_BYTES: Final = 64 * 1024
@@ -120,7 +120,7 @@ class ScannedBatch(NamedTuple):
 
     position: int
     header: BatchHeader
-    batch: memoryview
+    batch: View
     intact: bool
 
 
@@ -147,16 +147,15 @@ def scan_batches(file: File, at: int, end: int, *, once: bool = False) -> Iterat
         at += header.size_bytes
 
 
-def read_all_batches(disk: Disk, path: str) -> Iterator[ScannedBatch]:
+def scan_all_batches(file: File, path: str) -> Iterator[ScannedBatch]:
     """Yield every batch of a closed segment. Raises CORRUPT_MESSAGE if the chain of batches is broken."""
-    with closing(disk.open(path)) as file:
-        end = file.size()
-        position = 0
-        for scanned in scan_batches(file, 0, end):
-            yield scanned
-            position = scanned.position + scanned.header.size_bytes
-        if not is_zero(file, position, end):
-            raise KafkaError(ErrorCode.corrupt_message, f"{path} is damaged at its byte {position}")
+    end = file.size()
+    position = 0
+    for scanned in scan_batches(file, 0, end):
+        yield scanned
+        position = scanned.position + scanned.header.size_bytes
+    if not is_zero(file, position, end):
+        raise KafkaError(ErrorCode.corrupt_message, f"{path} is damaged at its byte {position}")
 
 
 def is_zero(file: File, at: int, end: int) -> bool:

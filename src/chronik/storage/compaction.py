@@ -26,7 +26,7 @@ from typing import Final
 
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
 from chronik.storage.aborted import AbortedJob, AbortedTransaction, TransactionScan
-from chronik.storage.batches import ScannedBatch, read_all_batches
+from chronik.storage.batches import ScannedBatch, scan_all_batches
 from chronik.storage.cleaning import TransactionFilter, clean_batch, clean_marker, key_digest, raw_records
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk, remove_files
@@ -73,6 +73,8 @@ class CompactionJob:
     last_batches: Mapping[int, LastBatch]
     find_aborted: AbortedJob | None
     """Finds the aborted transactions in the segments."""
+    release: Callable[[], None]
+    """Makes the segments independent of the commit log, before they are replaced."""
     removed_records: int = 0
     removed_bytes: int = 0
     cleaned_upto: int = field(init=False)
@@ -103,6 +105,7 @@ class CompactionJob:
         for group in self._grouped():
             self._groups.append(group)
             self._write(group)
+        self.release()
         self.is_done = True
 
     def usable_groups(self, segments: Sequence[LogSegment]) -> list[CompactedGroup]:
@@ -141,21 +144,22 @@ class CompactionJob:
             if next_base <= self.dirty_from:
                 continue
             self.reading_at = segment.base_offset
-            for _, header, batch, intact in read_all_batches(self.disk, segment.path):
-                if header.next_offset <= self.dirty_from or not intact or header.is_control:
-                    continue
-                if self._transactions.is_aborted(header):
-                    continue
-                try:
-                    _, records = raw_records(batch, header)
-                except KafkaError:
-                    continue
-                for record in records:
-                    if record.key is not None:
-                        newest[key_digest(record.key)] = header.base_offset + record.offset_delta
-                if len(newest) >= self.config.compaction_keys_max:
-                    self.cleaned_upto = header.next_offset
-                    return
+            with closing(self.disk.open(segment.path)) as file:
+                for _, header, batch, intact in scan_all_batches(file, segment.path):
+                    if header.next_offset <= self.dirty_from or not intact or header.is_control:
+                        continue
+                    if self._transactions.is_aborted(header):
+                        continue
+                    try:
+                        _, records = raw_records(batch, header)
+                    except KafkaError:
+                        continue
+                    for record in records:
+                        if record.key is not None:
+                            newest[key_digest(record.key)] = header.base_offset + record.offset_delta
+                    if len(newest) >= self.config.compaction_keys_max:
+                        self.cleaned_upto = header.next_offset
+                        return
 
     def _grouped(self) -> list[CompactedGroup]:
         groups: list[CompactedGroup] = []
@@ -194,33 +198,34 @@ class CompactionJob:
             block = bytearray()
             for segment in group.old:
                 self.reading_at = segment.base_offset
-                for scanned in read_all_batches(self.disk, segment.path):
-                    _, header, batch, _ = scanned
-                    kept = self._cleaned(scanned)
-                    group.is_changed = group.is_changed or kept is not batch
-                    if kept is None:
-                        self.removed_records += header.record_count
-                        self.removed_bytes += header.size_bytes
-                        continue
-                    if kept is not batch:
-                        now = read_batch_header(kept)
-                        self.removed_records += header.record_count - now.record_count
-                        self.removed_bytes += header.size_bytes - now.size_bytes
-                        header = now
-                    self._note_remaining(group, header, kept)
-                    position = out.size_bytes
-                    out.note_batch(
-                        position,
-                        header.last_offset,
-                        header.size_bytes,
-                        header.max_timestamp,
-                        self.config.index_interval_bytes,
-                    )
-                    out.size_bytes += header.size_bytes
-                    block += kept
-                    if len(block) >= WRITE_BYTES:
-                        file.pwrite(block, out.size_bytes - len(block))
-                        block = bytearray()
+                with closing(self.disk.open(segment.path)) as source:
+                    for scanned in scan_all_batches(source, segment.path):
+                        _, header, batch, _ = scanned
+                        kept = self._cleaned(scanned)
+                        group.is_changed = group.is_changed or kept is not batch
+                        if kept is None:
+                            self.removed_records += header.record_count
+                            self.removed_bytes += header.size_bytes
+                            continue
+                        if kept is not batch:
+                            now = read_batch_header(kept)
+                            self.removed_records += header.record_count - now.record_count
+                            self.removed_bytes += header.size_bytes - now.size_bytes
+                            header = now
+                        self._note_remaining(group, header, kept)
+                        position = out.size_bytes
+                        out.note_batch(
+                            position,
+                            header.last_offset,
+                            header.size_bytes,
+                            header.max_timestamp,
+                            self.config.index_interval_bytes,
+                        )
+                        out.size_bytes += header.size_bytes
+                        block += kept
+                        if len(block) >= WRITE_BYTES:
+                            file.pwrite(block, out.size_bytes - len(block))
+                            block = bytearray()
             if block:
                 file.pwrite(block, out.size_bytes - len(block))
             file.datasync()

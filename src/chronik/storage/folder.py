@@ -1,6 +1,7 @@
 """The data folder of a node: its owner, its lock, and the location of each partition's log.
 
-meta.json            format version, node id, cluster id (JSON)
+meta.json            format version, node id, cluster id, and the commit log's generation, if it counts (JSON)
+commit-log/          see `commit_log`
 lock                 held while a node runs
 clean-shutdown       exists only between a clean shutdown and the next start: the broker epoch of the stopped process
 recovery-points      one line per log (see `small_files`): topic, partition, topic id, offset
@@ -15,19 +16,28 @@ A log is listed in `recovery-points` before its first record is acknowledged. So
 ends below its recovery point, has lost records.
 
 Retention of what was set aside counts from the time in the name. A folder with any other name is never removed.
+
+While the commit log counts, the folder has format 2, which releases without a commit log refuse: they would not replay
+it. Opening the folder replays it and ends that; a clean shutdown ends it too.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Final, NamedTuple
+from threading import Lock
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from chronik.storage.commit_log import FILES_MAX, PAGE_BYTES, CommitLog, LogId, prepare_files
+from chronik.storage.commit_log import FOLDER_NAME as COMMIT_LOG_NAME
 from chronik.storage.disk import Disk, File, StorageError, read_file, write_file_atomic
+from chronik.storage.replaying import ReplayReport, read_entries, replay
 from chronik.storage.small_files import decode_lines, decode_value, encode_lines, encode_value
 
 FORMAT_VERSION: Final = 1
+COMMIT_LOG_VERSION: Final = 2
+"""The format of a folder whose logs are complete only together with its commit log."""
 POINTS_VERSION: Final = "2"
 BOOT_VERSION: Final = "1"
 
@@ -91,6 +101,8 @@ class FolderMeta(NamedTuple):
     format_version: int
     node_id: int
     cluster_id: str
+    commit_log: str = ""
+    """The generation of the commit log that counts, with a checksum; empty if none counts."""
 
 
 class DataFolder:
@@ -100,6 +112,7 @@ class DataFolder:
         self.disk = disk
         self.path = path
         self.meta = meta
+        self._meta_lock = Lock()
         self.was_clean, self.stopped_epoch = _decode_mark(read_file(disk, f"{path}/{CLEAN_NAME}"))
         """Whether the last node here shut down cleanly, so that its logs need no check; and its broker epoch then
         (KIP-966), None if it was not recorded."""
@@ -109,6 +122,8 @@ class DataFolder:
         """For each log, the offset below which data was durable at the last write. Owned by the event loop."""
         self.high_watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
         """A lower bound of each log's high watermark; by topic id, since a recreated topic starts at 0."""
+        self.replayed = self._replay() if meta.commit_log else None
+        """What the replay of the commit log did; None if none counted."""
         self._lock = lock
 
     @staticmethod
@@ -165,9 +180,77 @@ class DataFolder:
             disk.sync_dir(path)
         return folder
 
+    def _replay(self) -> ReplayReport:
+        """Write what the commit log covers into the logs. From then on it no longer counts."""
+        disk, path, generation = self.disk, f"{self.path}/{COMMIT_LOG_NAME}", _generation(self.meta)
+        aside = f"{self.path}/{SET_ASIDE_NAME}/{COMMIT_LOG_NAME}-{generation}"
+        entries, report = read_entries(disk, path, generation)
+        if disk.exists(aside):
+            report.damage = report.damage or "an earlier start found it damaged"
+        folders: dict[LogId, str] = {}
+        for topic, partition in self.partitions() if entries else ():
+            topic_id = self.topic_id(topic, partition)
+            if topic_id is not None:
+                folders[LogId(topic_id, partition)] = self.log_path(topic, partition)
+        for log, its_entries in entries.items():
+            if log in folders:
+                replay(disk, its_entries, folders[log], report)
+            else:
+                report.unknown_logs += 1
+        if report.damage:
+            # Until the controller knows, a log that is not listed is not proven complete.
+            self.recovery_points.clear()
+            self.recovery_points_job({})()
+            self._set_commit_log_aside(path, aside)
+            report.set_aside = aside
+        self.end_commit_log()
+        return report
+
+    def _set_commit_log_aside(self, path: str, aside: str) -> None:
+        """Move the files of a damaged commit log. Another folder than `set_aside` makes: nothing removes this one."""
+        disk = self.disk
+        disk.mkdir(aside)
+        disk.sync_dir(f"{self.path}/{SET_ASIDE_NAME}")
+        disk.sync_dir(self.path)
+        for name in disk.listdir(path) if disk.exists(path) else ():
+            disk.rename(f"{path}/{name}", f"{aside}/{name}")
+        disk.sync_dir(aside)
+
+    def begin_commit_log(self, generation: UUID, size_bytes: int) -> CommitLog:
+        """Begin a commit log: from now on it counts. Blocks. `generation` is new; all files have `size_bytes`."""
+        path, file_bytes = f"{self.path}/{COMMIT_LOG_NAME}", size_bytes // FILES_MAX // PAGE_BYTES * PAGE_BYTES
+        files = prepare_files(self.disk, path, file_bytes)
+        commit_log = CommitLog(self.disk, path, generation, file_bytes, files, self.end_commit_log)
+        try:
+            self._change_meta(format_version=COMMIT_LOG_VERSION, commit_log=_named(generation))
+        except OSError:
+            commit_log.close()
+            raise
+        return commit_log
+
+    def end_commit_log(self) -> None:
+        """Make durable that no commit log counts: every log is complete without it. Blocks."""
+        if self.meta.commit_log:
+            self._change_meta(format_version=FORMAT_VERSION, commit_log="")
+
+    def remove_commit_log(self) -> None:
+        """Remove the files of a commit log that no longer counts."""
+        path = f"{self.path}/{COMMIT_LOG_NAME}"
+        if not self.meta.commit_log and self.disk.exists(path):
+            self.disk.rmtree(path)
+
+    def _change_meta(self, **changes: Any) -> None:
+        with self._meta_lock:
+            meta = self.meta._replace(**changes)
+            _write_meta(self.disk, self.path, meta)
+            self.meta = meta
+
     @staticmethod
     def open_stopped(disk: Disk, path: str) -> "DataFolder":
-        """Open and lock the folder of a stopped node without changing anything in it. Raises DataFolderError."""
+        """Open and lock the folder of a stopped node. Raises DataFolderError.
+
+        Nothing in it changes, except that a commit log is replayed, as at the node's next start.
+        """
         try:
             data = read_file(disk, f"{path}/{META_NAME}")
             if data is None:
@@ -187,9 +270,7 @@ class DataFolder:
 
     def set_cluster_id(self, cluster_id: str) -> None:
         """Assign the folder to this cluster: a node learns the id of its first cluster while it runs."""
-        meta = self.meta._replace(cluster_id=cluster_id)
-        _write_meta(self.disk, self.path, meta)
-        self.meta = meta
+        self._change_meta(cluster_id=cluster_id)
 
     def record_start(self, incarnation: UUID) -> None:
         """Record this process before it registers, so that the controller knows no process that this folder lacks."""
@@ -311,16 +392,22 @@ class DataFolder:
         return point.offset if point is not None and point.topic_id == topic_id else None
 
     def recovery_points_job(self, points: Mapping[TopicPartition, RecoveryPoint]) -> Callable[[], None]:
-        """Return a job that writes each log's synced end. Run one at a time, in a thread."""
-        lines = (f"{topic} {index} {point.topic_id} {point.offset}" for (topic, index), point in points.items())
-        data = encode_lines(POINTS_VERSION, sorted(lines))
-        return lambda: write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", data)
+        """Return a job that writes each log's synced end. Run one at a time, in a thread; `points` must not change."""
+
+        def write() -> None:
+            lines = (f"{topic} {index} {point.topic_id} {point.offset}" for (topic, index), point in points.items())
+            write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", encode_lines(POINTS_VERSION, sorted(lines)))
+
+        return write
 
     def high_watermarks_job(self, watermarks: Mapping[TopicIdPartition, int]) -> Callable[[], None]:
-        """Return a job that writes each log's high watermark. Run one at a time, in a thread."""
-        lines = (f"{topic_id} {index} {offset}" for (topic_id, index), offset in watermarks.items())
-        data = encode_lines(POINTS_VERSION, sorted(lines))
-        return lambda: write_file_atomic(self.disk, f"{self.path}/{WATERMARKS_NAME}", data)
+        """Return a job that writes each log's high watermark. Run as above."""
+
+        def write() -> None:
+            lines = (f"{topic_id} {index} {offset}" for (topic_id, index), offset in watermarks.items())
+            write_file_atomic(self.disk, f"{self.path}/{WATERMARKS_NAME}", encode_lines(POINTS_VERSION, sorted(lines)))
+
+        return write
 
     def remove_log(self, topic: str, partition: int) -> Callable[[], None]:
         """Rename a deleted topic's log at once; run the returned job in a thread to remove the files."""
@@ -352,6 +439,7 @@ class DataFolder:
         self.recovery_points_job(points)()
         if watermarks is not None:
             self.high_watermarks_job(watermarks)()
+        self.end_commit_log()
         write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"%d\n" % broker_epoch)
 
     def close(self) -> None:
@@ -372,23 +460,37 @@ def _make_durable_folder(disk: Disk, path: str) -> None:
 
 
 def _write_meta(disk: Disk, path: str, meta: FolderMeta) -> None:
-    write_file_atomic(disk, f"{path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
+    values = {name: value for name, value in meta._asdict().items() if value or name != "commit_log"}
+    write_file_atomic(disk, f"{path}/{META_NAME}", json.dumps(values, indent=2).encode() + b"\n")
 
 
 def _read_meta(path: str, data: bytes) -> FolderMeta:
     try:
         values = json.loads(data)
-        meta = FolderMeta(int(values["format_version"]), int(values["node_id"]), str(values["cluster_id"]))
-    except (ValueError, KeyError, TypeError) as error:
+        generation = values.get("commit_log", "")
+        meta = FolderMeta(int(values["format_version"]), int(values["node_id"]), str(values["cluster_id"]), generation)
+        if meta.format_version == COMMIT_LOG_VERSION or generation:
+            _generation(meta)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataFolderError(
             f"{META_NAME} in data folder {path} cannot be read: restore it, or pass another folder"
         ) from error
-    if meta.format_version != FORMAT_VERSION:
+    if meta.format_version not in (FORMAT_VERSION, COMMIT_LOG_VERSION):
         raise DataFolderError(
-            f"data folder {path} has format {meta.format_version}, this chronik reads {FORMAT_VERSION}: "
+            f"data folder {path} has format {meta.format_version}, this chronik reads {FORMAT_VERSION} and "
+            f"{COMMIT_LOG_VERSION}: "
             "use the version of chronik that wrote it"
         )
     return meta
+
+
+def _named(generation: UUID) -> str:
+    return encode_value(str(generation)).decode().removesuffix("\n")
+
+
+def _generation(meta: FolderMeta) -> UUID:
+    """Return the generation of the commit log. Raises ValueError if it is damaged: no frame would count."""
+    return UUID(decode_value(f"{meta.commit_log}\n".encode()))
 
 
 def _decode_mark(mark: bytes | None) -> tuple[bool, int | None]:

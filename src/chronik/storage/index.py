@@ -45,11 +45,7 @@ class IndexView(NamedTuple):
     def floor(self, column: int, value: int) -> Entry | None:
         """Return the last entry whose `column` is at most `value`. Both columns increase from entry to entry."""
         layout, unwritten = self.layout, self.unwritten
-        count = bisect_right(
-            range(len(unwritten) // layout.size),
-            value,
-            key=lambda index: layout.unpack_from(unwritten, index * layout.size)[column],
-        )
+        count = _count_unwritten_upto(unwritten, layout, column, value)
         if count > 0:
             first, second = layout.unpack_from(unwritten, (count - 1) * layout.size)
             return first, second
@@ -147,6 +143,12 @@ class SparseIndex:
         """Make the file durable. Safe in a thread."""
         with closing(self._disk.open(self.path)) as file:
             file.datasync()
+
+
+def _count_unwritten_upto(entries: bytes, layout: Struct, column: int, value: int) -> int:
+    """Count those of `entries` whose `column` is at most `value`."""
+    indexes = range(len(entries) // layout.size)
+    return bisect_right(indexes, value, key=lambda index: layout.unpack_from(entries, index * layout.size)[column])
 
 
 def _count_upto(file: File, layout: Struct, count: int, column: int, value: int) -> int:

@@ -10,6 +10,8 @@ is never retried: the kernel may have dropped the dirty pages, so a second sync 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from errno import EIO
 from itertools import pairwise
 from struct import Struct
 from typing import Final
@@ -17,6 +19,7 @@ from typing import Final
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
 from chronik.storage.aborted import AbortedJob, Summary, aborted, derive_last, search
 from chronik.storage.batches import header_at
+from chronik.storage.commit_log import LogFrames
 from chronik.storage.compaction import CLEANER_NAME, CompactionJob, SwapUnfinished, replace_segments
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Buffer, Disk, StorageError, read_file, remove_files, storage_error
@@ -30,7 +33,7 @@ from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_pat
 from chronik.storage.segments import DeletionJob, NumberFile, Segments
 from chronik.storage.small_files import write_number
 from chronik.storage.snapshot import restore_producers, usable_snapshot
-from chronik.storage.syncing import LogSyncs, SyncJob, lower_synced_end
+from chronik.storage.syncing import FlushJob, LogSyncs, SyncJob, lower_synced_end
 from chronik.storage.tail import Tail
 from chronik.storage.times import TimeLookup, TimestampOffset
 from chronik.storage.transactions import marker_of
@@ -70,6 +73,8 @@ class Log:
         self.disk = disk
         self.folder = folder
         self.config = config
+        self.frames: LogFrames | None = None
+        """The commit log, if syncs may use it. Its entries of this log are valid until `_leave_commit_log`."""
         self.recovery: RecoveryReport | None = loaded.report if loaded.report.is_notable else None
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.log_end_offset
@@ -325,6 +330,7 @@ class Log:
         try:
             self._syncs.rolled(active, self.config.checkpoint_bytes)
         except OSError as error:
+            self._syncs.has_failed = True
             self._fail_permanently("a sync failed")
             raise storage_error("sync", error) from error
         return fresh
@@ -342,13 +348,39 @@ class Log:
 
     def synced(self, job: SyncJob) -> None:
         """Record that the job succeeded: the data that it covers is durable."""
-        if self._syncs.finished(job) and job.end_offset > self.synced_end_offset:
-            self.synced_end_offset = job.end_offset
+        if self._syncs.finished(job):
+            self._syncs.durable(job)
+            self.synced_end_offset = max(self.synced_end_offset, job.end_offset)
 
     def sync_failed(self, job: SyncJob) -> None:
         """Stop appends: the sync failed. The kernel may have dropped the pages, so a second sync proves nothing."""
         self._syncs.finished(job)
+        self._syncs.has_failed = True
         self._fail_permanently("a sync failed")
+
+    def flush_job(self) -> FlushJob | None:
+        """Return a sync of the segments whose entries in the commit log will be overwritten; None if all are synced.
+
+        Run it in a thread, then call `flushed` or `flush_failed`. Raises OSError if an earlier sync failed.
+        """
+        return self._syncs.flush_job()
+
+    def flushed(self, job: FlushJob) -> bool:
+        """Record that the flush succeeded; return False if it has to be repeated."""
+        return self._syncs.flushed(job)
+
+    def flush_failed(self, job: FlushJob) -> None:
+        """Stop appends, as after a failed sync. What the commit log covers is durable."""
+        for shared in job.files:
+            shared.release()
+        self._syncs.has_failed = True
+        self._fail_permanently("a sync failed")
+
+    def _leave_commit_log(self) -> None:
+        """Make the segments durable and the commit log's entries void, before the segments change. Blocks."""
+        if self.frames is not None and self.frames.exist:
+            self._syncs.sync_now(self._active)
+            self.frames.void()
 
     def stall(self) -> None:
         """Stop appends until `resume`: a sync hangs, so no append could become durable."""
@@ -494,8 +526,10 @@ class Log:
 
     def _find_last_aborted(self) -> int:
         """Return the offset of the last abort marker in the indexes, -1 if there is none."""
-        lasts = (segment.aborted.last for segment in reversed(self._segments.all))
-        return next((last.last_offset for last in lasts if last is not None), -1)
+        for segment in reversed(self._segments.all):
+            if segment.aborted.last is not None:
+                return segment.aborted.last.last_offset
+        return -1
 
     # -- lookups by time -----------------------------------------------------------------------------------------------
 
@@ -616,6 +650,7 @@ class Log:
         if offset <= self.log_start_offset:
             self.truncate_fully(offset)
             return
+        self._leave_commit_log()
         index = self._segments.index_of(offset)
         segment = self._segments.all[index]
         end_offset, position = segment.base_offset, None
@@ -644,6 +679,7 @@ class Log:
 
     def truncate_fully(self, new_start_offset: int) -> None:
         """Drop everything and restart the log, empty, at `new_start_offset`. Blocks; durable when it returns."""
+        self._leave_commit_log()
         lower_synced_end(self.disk, self.folder, 0)
         self.log_start_offset = self.log_end_offset = new_start_offset
         remove_files(self.disk, [f"{self.folder}/{START_NAME}"])
@@ -804,6 +840,7 @@ class Log:
         end = max(base_offset, self.log_start_offset)
         name = f"{self.folder.rpartition('/')[2]}-{base_offset}"
         paths = _files_from(self.disk, self.folder, base_offset, end)
+        self._leave_commit_log()
         lower_synced_end(self.disk, self.folder, end)
         self._segments.remove(index, self.segment_count)
         self._active = None
@@ -866,8 +903,28 @@ class Log:
             dirty_from,
             self.producers.last_batches(),
             self.aborted_job(cleanable[0].base_offset, next_base, opens=False),
+            self._release_closed(cleanable, next_base),
         )
         return self._compaction
+
+    def _release_closed(self, segments: Sequence[LogSegment], next_base: int) -> Callable[[], None]:
+        """Return a job for a thread: no entry in the commit log changes these closed segments, or what replaces them.
+
+        Until they are replaced, they have to be durable without the entries.
+        """
+        frames, syncs, paths = self.frames, self._syncs, [segment.path for segment in segments]
+
+        def release() -> None:
+            if frames is None or not frames.exist:
+                return
+            for path in paths:
+                with suppress(FileNotFoundError), closing(self.disk.open(path)) as file:
+                    file.datasync()  # unless retention removed it
+            if syncs.has_failed:
+                raise OSError(EIO, "a sync failed")
+            frames.void(next_base)
+
+        return release
 
     def finish_compaction(self, job: CompactionJob) -> DeletionJob:
         """Replace the segments that the job read, if they still exist. The returned job removes files, in any case.

@@ -250,15 +250,16 @@ class ProducerStates:
 
     def open_transactions(self) -> Iterator[tuple[int, ProducerState]]:
         """Yield the producers that have an open transaction."""
-        return ((producer_id, self._states[producer_id]) for producer_id in self.transactions)
+        for producer_id in self.transactions:
+            yield producer_id, self._states[producer_id]
 
     def _make_room(self) -> None:
         """Forget the producer that has been idle longest, if there are too many; never one with a transaction."""
         if len(self._states) >= PRODUCERS_MAX:
-            idle = (producer_id for producer_id, state in self.items() if state.first_offset is None)
-            producer_id = next(idle, None)
-            if producer_id is not None:
-                del self._states[producer_id]
+            for producer_id, state in self.items():
+                if state.first_offset is None:
+                    del self._states[producer_id]
+                    return
 
     def restore(self, states: Iterable[tuple[int, ProducerState]], ended: Iterable[tuple[int, int]]) -> None:
         """Set the state from a snapshot: all producers in order, and the transactions that had just ended."""

@@ -90,13 +90,7 @@ class SegmentView(NamedTuple):
 
     def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
         """Yield every batch from `position` on. Raises CORRUPT_MESSAGE if the chain of batches is broken."""
-        end = position
-        for at, header in walk_headers(self.shared.file, position, self.size_bytes):
-            yield at, header
-            end = at + header.size_bytes
-        # Zeros at the end are preallocated; zeros followed by data are a hole.
-        if not is_zero(self.shared.file, end, self.size_bytes):
-            raise KafkaError(ErrorCode.corrupt_message, f"segment {self.base_offset} is damaged at its byte {end}")
+        return _walk(self.shared.file, self.base_offset, position, self.size_bytes)
 
     def largest_timestamp(self) -> tuple[int, int]:
         """Return the largest timestamp and the last offset of the first batch that has it; (-1, -1) without any."""
@@ -111,6 +105,16 @@ class SegmentView(NamedTuple):
             if header.max_timestamp > largest:
                 largest, its_offset = header.max_timestamp, header.last_offset
         return largest, its_offset
+
+
+def _walk(file: File, base_offset: int, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
+    end = position
+    for at, header in walk_headers(file, position, size_bytes):
+        yield at, header
+        end = at + header.size_bytes
+    # Zeros at the end are preallocated; zeros followed by data are a hole.
+    if not is_zero(file, end, size_bytes):
+        raise KafkaError(ErrorCode.corrupt_message, f"segment {base_offset} is damaged at its byte {end}")
 
 
 @dataclass(slots=True, eq=False)

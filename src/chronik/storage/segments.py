@@ -1,7 +1,7 @@
 """The segments of one log, in order: which of their files are open, and the removal of files no longer needed."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -193,16 +193,21 @@ class Segments:
 
     def read_limit(self, offset: int, end_offset: int) -> int:
         """Return an offset that no single read from `offset` reaches beyond: it ends with the segment after its own."""
-        later = islice(self.all, self.index_of(offset) + 1, None)
-        following = list(islice((segment.base_offset for segment in later if segment.size_bytes > 0), 2))
-        return following[1] if len(following) > 1 else end_offset
+        following = list(islice(self._with_data(self.index_of(offset) + 1), 2))
+        return following[1].base_offset if len(following) > 1 else end_offset
+
+    def _with_data(self, index: int) -> Iterator[LogSegment]:
+        """Yield the segments from `index` on that have data: compaction may have emptied some."""
+        for segment in islice(self.all, index, None):
+            if segment.size_bytes > 0:
+                yield segment
 
     def _from(self, offset: int) -> list[LogSegment]:
         """Return the segment that should hold `offset` and its successor, with their files kept open."""
         first = self.index_of(offset)
         segments = self.all[first : first + 1]
-        # Compaction may have removed everything from the offset on, or emptied the next segments.
-        segments += islice((segment for segment in self.all[first + 1 :] if segment.size_bytes > 0), 1)
+        # Compaction may have removed everything from the offset on.
+        segments += islice(self._with_data(first + 1), 1)
         for segment in segments:
             if segment is not self.all[-1]:
                 self.touch(segment)

@@ -4,14 +4,19 @@ The file `synced-end` in the log's folder holds the log's durable end and is wri
 not synced: after a kill it is exact, after a power loss it may be older, or missing. So a log that ends below it has
 lost records that may have been acknowledged. Nothing else shows that: the recovery points are some seconds old. Before
 a log is truncated on purpose, the file is lowered durably.
+
+A sync may leave the segments to a later flush and write what it covers to the commit log (see `commit_log`). Then the
+commit log proves the log's end until that flush.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from errno import EIO
 from typing import Final, NamedTuple, Protocol
 
 from chronik.storage.aborted import Summary
+from chronik.storage.commit_log import Entry, LogFrames
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk, remove_files, write_file_atomic
 from chronik.storage.epochs import LeaderEpochs
@@ -35,6 +40,7 @@ class Syncable(Protocol):
     synced_end_offset: int
     producers: ProducerStates
     epochs: LeaderEpochs
+    frames: LogFrames | None
 
     def write_aborted(self) -> Mapping[int, Summary] | None:
         """Write the indexes of aborted transactions; return what they hold, by segment, or None if that fails."""
@@ -51,9 +57,22 @@ class Checkpoint(NamedTuple):
     """Snapshots that can be removed once this one exists."""
 
 
+class Appended(NamedTuple):
+    """The bytes [start, end) of the active segment: everything that is not yet durable, and an entry could cover."""
+
+    frames: LogFrames
+    shared: SharedFile
+    base_offset: int
+    start: int
+    end: int
+
+
 @dataclass(eq=False)
 class SyncJob:
-    """One sync of one log. A thread calls `run`, which touches only files; then the loop calls `Log.synced`."""
+    """One sync of one log. A thread calls `run`, which touches only files; then the loop calls `Log.synced`.
+
+    If `appended` is set, the thread may write `entry` to the commit log instead, and then calls `framed`.
+    """
 
     disk: Disk
     folder: str
@@ -61,8 +80,33 @@ class SyncJob:
     folders: Sequence[str]
     end_offset: int
     generation: int
+    active_end: tuple[int, int] | None = None
+    """Base offset and size of the active segment, if the job covers it."""
+    is_direct: bool = True
+    """Whether `run` is or will be called. Set by the loop."""
     checkpoint: Checkpoint | None = None
     checkpointed: bool = False
+    appended: Appended | None = None
+    frame_serial: int | None = None
+    """The commit log's file that has the entry, if the segments were not synced."""
+
+    @property
+    def entry_bytes(self) -> int:
+        """The size of the data for the commit log; 0 if only a sync of the segments will do."""
+        return 0 if self.appended is None else self.appended.end - self.appended.start
+
+    def entry(self) -> Entry:
+        """Return what the commit log has to hold. Reads the segment. `appended` must be set."""
+        assert self.appended is not None
+        frames, shared, base_offset, start, end = self.appended
+        data = shared.file.pread(start, end - start)
+        if len(data) < end - start:
+            raise OSError(EIO, "the segment is shorter than what was appended")
+        return Entry(frames.log, base_offset, start, self.end_offset, data)
+
+    def framed(self, serial: int) -> None:
+        """Note that the commit log has the entry, so that the segments need no sync now."""
+        self.frame_serial = serial
 
     def run(self) -> None:
         """Sync the files. After an OSError it is unknown which data is durable."""
@@ -100,6 +144,19 @@ class SyncJob:
         remove_files(disk, (segment_path(self.folder, offset, ".snapshot") for offset in checkpoint.outdated_offsets))
 
 
+@dataclass(eq=False)
+class FlushJob:
+    """Syncs the segments that have entries in the commit log. A thread calls `run`; then the loop calls `Log.flushed`
+    or `Log.flush_failed`."""
+
+    files: Sequence[SharedFile]
+
+    def run(self) -> None:
+        """After an OSError, only the commit log is known to hold the records."""
+        for shared in self.files:
+            shared.file.datasync()
+
+
 @dataclass(slots=True, eq=False)
 class LogSyncs:
     """Tracks which data of a log is not yet durable, and when the next checkpoint is due. Owned by the event loop.
@@ -117,6 +174,12 @@ class LogSyncs:
     _files: list[SharedFile] = field(default_factory=list)
     _folders: list[str] = field(default_factory=list)
     _indexes: list[str] = field(default_factory=list)
+    _durable_end: tuple[int, int] = (-1, -1)
+    """Base offset and end of the durable part of the active segment, once this process has synced that segment."""
+    _framed: dict[SharedFile, None] = field(default_factory=dict)
+    """The files of segments with entries in the commit log that no sync covers yet."""
+    has_failed: bool = False
+    """A sync of a segment failed: only the commit log may have what its entries cover."""
 
     def appended(self, size_bytes: int, crc: int) -> None:
         self.bytes_since_checkpoint += size_bytes
@@ -153,6 +216,8 @@ class LogSyncs:
     def truncated(self, end_offset: int) -> None:
         """Note that the log now ends at `end_offset`, and remove snapshots above it."""
         self._generation += 1
+        self._durable_end = (-1, -1)
+        self._forget_framed()
         outdated = (offset for offset in self.snapshots if offset > end_offset)
         remove_files(self.disk, (segment_path(self.folder, offset, ".snapshot") for offset in outdated))
         self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
@@ -165,26 +230,89 @@ class LogSyncs:
             return None
         if not (has_unsynced or self._files or self._folders or checkpoint):
             return None
-        files = self._files
+        files, active_end = self._files, None
         if has_unsynced or checkpoint:
             files = [*files, active.shared.acquire()]
-        job = SyncJob(self.disk, self.folder, files, self._folders, log.log_end_offset, self._generation)
+            active_end = active.base_offset, active.size_bytes
+        job = SyncJob(self.disk, self.folder, files, self._folders, log.log_end_offset, self._generation, active_end)
+        base_offset, start = self._durable_end
+        needs_segments = checkpoint or self._files or self._folders or base_offset != active.base_offset
         self._files, self._folders = [], []
         if checkpoint or self.bytes_since_checkpoint >= log.config.checkpoint_bytes:
             job.checkpoint = self._checkpoint(log, active)
             self.bytes_since_checkpoint = 0
+        elif log.frames is not None and has_unsynced and not needs_segments and start < active.size_bytes:
+            job.appended = Appended(log.frames, files[-1], base_offset, start, active.size_bytes)
         self._running = job
         return job
+
+    def sync_now(self, active: LogSegment | None) -> None:
+        """Sync all segments that have entries in the commit log. Blocks; no job may be running."""
+        if self.has_failed:
+            raise OSError(EIO, "an earlier sync failed")
+        for shared in (*self._files, *([] if active is None else [active.shared])):
+            shared.file.datasync()
+
+    def flush_job(self) -> FlushJob | None:
+        """Return a sync of the segments that have entries in the commit log, None if no segment has.
+
+        Raises OSError if a sync has failed: then the commit log must keep the entries.
+        """
+        if self.has_failed:
+            raise OSError(EIO, "an earlier sync failed")
+        if not self._framed:
+            return None
+        job, self._framed = FlushJob(list(self._framed)), {}
+        return job
+
+    def flushed(self, job: FlushJob) -> bool:
+        """Note that the flush succeeded; return whether that is certain.
+
+        A failed sync is reported only once, perhaps to a sync of the same file that is still running.
+        """
+        is_certain = not self.has_failed and (self._running is None or not self._running.is_direct)
+        for shared in job.files:
+            if is_certain:
+                shared.release()
+            else:
+                self._frame(shared)
+        return is_certain
+
+    def _frame(self, shared: SharedFile) -> None:
+        """Keep this reference until the file is synced."""
+        if shared in self._framed:
+            shared.release()
+        else:
+            self._framed[shared] = None
+
+    def _forget_framed(self) -> None:
+        for shared in self._framed:
+            shared.release()
+        self._framed = {}
 
     def close(self) -> None:
         for shared in self._files:
             shared.release()
         self._files = []
+        if self._framed:
+            # The log could not be closed cleanly, which syncs it.
+            self.has_failed = True
+            self._forget_framed()
+
+    def durable(self, job: SyncJob) -> None:
+        """Note that a job succeeded, and that the log was not truncated since it started."""
+        if job.active_end is not None:
+            self._durable_end = job.active_end
+            if job.frame_serial is None:
+                # It synced the active segment and, before or now, all closed ones.
+                self._forget_framed()
 
     def finished(self, job: SyncJob) -> bool:
         """Note that the job ended; return whether the log was not truncated since the job started."""
         if self._running is job:
             self._running = None
+        if job.frame_serial is not None and job.appended is not None:
+            self._frame(job.appended.shared)
         is_current = job.generation == self._generation
         checkpoint = job.checkpoint
         if checkpoint is not None and not job.checkpointed:
@@ -239,9 +367,11 @@ def read_synced_end(disk: Disk, folder: str) -> int:
     return offset
 
 
-def note_synced_end(disk: Disk, folder: str, offset: int) -> None:
+def note_synced_end(disk: Disk, folder: str, offset: int, *, durably: bool = False) -> None:
     """Record that the log is durable up to `offset`."""
-    write_numbers(disk, f"{folder}/{SYNCED_END_NAME}", offset, durably=False)
+    write_numbers(disk, f"{folder}/{SYNCED_END_NAME}", offset, durably=durably)
+    if durably:
+        disk.sync_dir(folder)
 
 
 def lower_synced_end(disk: Disk, folder: str, offset: int) -> None:

@@ -38,8 +38,11 @@ class TimeLookup:
     def first_at_or_after(self, timestamp_ms: int) -> TimestampOffset | None:
         """Return the first record that is not older than `timestamp_ms`."""
         with closing(self._views()) as views:
-            records = (self._first_in(view, timestamp_ms) for view in views)
-            return next((record for record in records if record is not None), None)
+            for view in views:
+                record = self._first_in(view, timestamp_ms)
+                if record is not None:
+                    return record
+        return None
 
     def largest(self) -> TimestampOffset | None:
         """Return the first record that has the largest timestamp."""

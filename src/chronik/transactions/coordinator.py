@@ -35,6 +35,9 @@ ID_BYTES_MAX: Final = 16_384
 APPEND_RETRY_MS: Final = 500
 """The coordinator repeats a failed append after this time if no client does: an abort on timeout, or a completion."""
 
+IDS_EXPIRED_MAX: Final = 500
+"""The ids that one call of `expire_ids` removes: thousands may be unused for the same time, and each costs a record."""
+
 _ENDED = {
     TransactionState.PREPARE_COMMIT: True,
     TransactionState.COMPLETE_COMMIT: True,
@@ -606,7 +609,10 @@ class TransactionCoordinator:
         return actions
 
     def expire_ids(self, at: Moment) -> list[Action]:
-        """Remove transactional ids that were not used for `id_expiration_ms`. The node calls this periodically."""
+        """Remove transactional ids that were not used for `id_expiration_ms`, at most IDS_EXPIRED_MAX of them.
+
+        The node calls this periodically, and again soon if the result has that many actions.
+        """
         oldest_ms = at.wall_ms - self.settings.id_expiration_ms
         actions: list[Action] = []
         for known in self._ids.values():
@@ -617,6 +623,8 @@ class TransactionCoordinator:
                 known.pending = current
                 self._writes[self._token] = _Write(known, None, _nothing_follows)
                 actions.append(Append(known.partition, ((write_key(known.id), None),), self._token))
+                if len(actions) == IDS_EXPIRED_MAX:
+                    break
         return actions
 
 

@@ -16,6 +16,8 @@ from chronik.node.serving.access import Access
 from chronik.node.serving.signed import Claims
 from chronik.web.schemas import Error
 
+CHALLENGE = 'Bearer realm="chronik"'
+"""Not Basic: a browser would open its own dialog, and then send the password with every request."""
 JSON = "application/json"
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
@@ -57,8 +59,7 @@ async def refused(request: Request, error: Exception) -> Response:
     if error.status in (429, 503):
         answer.headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if error.status == 401:
-        # Not Basic: a browser would open its own dialog, and then send the password with every request.
-        answer.headers["www-authenticate"] = 'Bearer realm="chronik"'
+        answer.headers["www-authenticate"] = CHALLENGE
     return answer
 
 

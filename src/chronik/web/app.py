@@ -1,4 +1,4 @@
-"""The HTTP application of one node. Nothing here changes the cluster.
+"""The HTTP application of one node. Nothing here changes the cluster but the schema registry (see `registry`).
 
 With `security.http_login`, everything but the log-in form needs a log-in, and shows what the user may see: see `guard`
 and `rights`.
@@ -40,6 +40,8 @@ from chronik.web.guard import EVERYONE, TOKEN_SECONDS, Guard
 from chronik.web.node_view import REASONS, NodeView, require_image, require_topic
 from chronik.web.offsets import OffsetSampler
 from chronik.web.openapi import PLAIN_TEXT, Endpoint, describe
+from chronik.web.pipelines import require_pipelines
+from chronik.web.registry import RegistryRoute
 from chronik.web.rights import (
     require_cluster,
     require_visible_group,
@@ -47,6 +49,7 @@ from chronik.web.rights import (
     visible_configs,
     visible_group,
     visible_groups,
+    visible_shares,
     visible_topics,
     visible_transactions,
 )
@@ -81,7 +84,11 @@ def create_app(node: NodeView) -> Starlette:
     guard = Guard(node)
     hub = EventHub(node, guard)
     app = Starlette(
-        routes=[*(_route(endpoint, guard) for endpoint in _endpoints(node, hub, guard)), *_page_routes(guard)],
+        routes=[
+            RegistryRoute(node, guard),
+            *(_route(endpoint, guard) for endpoint in _endpoints(node, hub, guard)),
+            *_page_routes(guard),
+        ],
         exception_handlers={Refusal: refused, 404: not_here, 405: not_here},
         middleware=[Middleware(SafeHeaders, node)],
     )
@@ -136,7 +143,7 @@ def _endpoints(node: NodeView, hub: EventHub, guard: Guard) -> list[Endpoint]:
         require_visible_topic(parameters.access, parameters.name)
         view = topic_view(node, require_topic(node, parameters.name))
         configs = visible_configs(parameters.access, view.name, view.configs)
-        return msgspec.structs.replace(view, configs=configs)
+        return msgspec.structs.replace(view, configs=configs, shares=visible_shares(parameters.access, view.shares))
 
     async def groups(parameters: Parameters) -> schemas.Groups:
         return visible_groups(parameters.access, await sampled(partial(groups_view, node)))
@@ -147,6 +154,10 @@ def _endpoints(node: NodeView, hub: EventHub, guard: Guard) -> list[Endpoint]:
 
     async def transactions(parameters: Parameters) -> schemas.Transactions:
         return visible_transactions(parameters.access, await sampled(partial(transactions_view, node)))
+
+    async def pipelines_of(parameters: Parameters) -> schemas.Pipelines:
+        require_pipelines(parameters.access)
+        return await hub.pipelines.view()
 
     async def client_metrics(parameters: Parameters) -> schemas.ClientMetrics:
         require_cluster(parameters.access, "the metrics of clients")
@@ -203,6 +214,7 @@ def _endpoints(node: NodeView, hub: EventHub, guard: Guard) -> list[Endpoint]:
             schemas.Group,
         ),
         Endpoint("/api/transactions", transactions, "Open transactions, the oldest first.", schemas.Transactions),
+        Endpoint("/api/pipelines", pipelines_of, "Running pipelines and their jobs.", schemas.Pipelines),
         Endpoint(
             "/api/client-metrics",
             client_metrics,

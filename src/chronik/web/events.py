@@ -6,6 +6,7 @@
     groups         ?groups=1: one line per consumer group, every 2 s
     group          ?group=NAME: its members and its lag per partition, every second
     transactions   ?transactions=1: open transactions, every 2 s
+    pipelines      ?pipelines=1: what running pipelines report, every 2 s
     clients        ?clients=1: the clients that push their metrics to this node, every 2 s
     traces         ?traces=1: new trace events of all nodes, only those of the topic if one is named
 
@@ -37,13 +38,16 @@ from chronik.web.feeds import (
 )
 from chronik.web.guard import Guard
 from chronik.web.node_view import NodeView
+from chronik.web.pipelines import Pipelines, PipelinesFeed
 from chronik.web.traces import TracesFeed
 
 TOPICS, GROUPS, TRANSACTIONS, TRACES = Flag("topics"), Flag("groups"), Flag("transactions"), Flag("traces")
-CLIENTS = Flag("clients")
+CLIENTS, PIPELINES = Flag("clients"), Flag("pipelines")
 TOPIC, GROUP = (Text(name, characters_max=1000) for name in ("topic", "group"))
-PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRANSACTIONS, CLIENTS, TRACES)
+PARAMETERS = (TOPICS, TOPIC, GROUPS, GROUP, TRANSACTIONS, PIPELINES, CLIENTS, TRACES)
 LISTENERS_MAX = 64
+LISTENERS_OF_USER_MAX = 16
+"""One user must not keep the other ones out."""
 EVENT_STREAM = "text/event-stream"
 SEND_TIMEOUT_S = 60.0
 SESSION_CHECK_S = 1.0
@@ -59,6 +63,7 @@ class EventHub:
     def __init__(self, node: NodeView, guard: Guard) -> None:
         self._node = node
         self._guard = guard
+        self.pipelines = Pipelines(node)
         self._feeds: dict[FeedKey, Feed] = {}
         self._listeners: dict[Listener, list[FeedKey]] = {}
 
@@ -67,7 +72,13 @@ class EventHub:
         feeds = self._requested(parameters)
         if len(self._listeners) >= LISTENERS_MAX:
             raise Refusal(503, f"{LISTENERS_MAX} listeners are connected, the limit: close a page, or use another node")
-        return EventStream(self, feeds, parameters.visitor)
+        visitor = parameters.visitor
+        if visitor.how not in ("open", "node") and self._count(visitor.access.principal) >= LISTENERS_OF_USER_MAX:
+            raise Refusal(503, f"you have {LISTENERS_OF_USER_MAX} listeners, the limit: close a page")
+        return EventStream(self, feeds, visitor)
+
+    def _count(self, principal: str) -> int:
+        return sum(listener.access.principal == principal for listener in self._listeners)
 
     def listen(self, feeds: FeedMakers, visitor: Visitor) -> Listener:
         listener = Listener(visitor.access)
@@ -108,6 +119,8 @@ class EventHub:
             feeds["group", group] = lambda: GroupFeed(node, group)
         if parameters.flag(TRANSACTIONS):
             feeds["transactions", ""] = lambda: TransactionsFeed(node)
+        if parameters.flag(PIPELINES):
+            feeds["pipelines", ""] = lambda: PipelinesFeed(node, self.pipelines)
         if parameters.flag(CLIENTS):
             feeds["clients", ""] = lambda: ClientsFeed(node)
         if parameters.flag(TRACES):

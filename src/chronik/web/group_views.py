@@ -1,9 +1,9 @@
-"""Consumer groups of the whole cluster with their lag, as reported by their coordinators."""
+"""Groups of the whole cluster with their lag, as reported by their coordinators."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from chronik.client.groups import named_partitions, read_assignment
@@ -14,6 +14,8 @@ from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import BrokerPool, OffsetSampler, PartitionName, answers_of
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
+
+CLASSIC, CONSUMER, SHARE = "classic", "consumer", "share"
 
 GROUPS_MAX = 200
 """How many groups of one coordinator are described with their lag. `total` counts all groups."""
@@ -27,10 +29,14 @@ class DescribedGroup(NamedTuple):
     members: list[schemas.Member]
     owners: dict[PartitionName, str]
     committed: dict[PartitionName, int]
+    """Of a share group: the start offsets."""
+    group_type: str
+    share_lags: dict[PartitionName, int | None]
+    """Of a share group, whose records after the start offset may be done."""
 
     @property
     def partitions(self) -> list[PartitionName]:
-        return sorted({*self.committed, *self.owners})
+        return sorted({*self.committed, *self.owners, *self.share_lags})
 
 
 async def groups_view(node: NodeView, sampler: OffsetSampler) -> schemas.Groups:
@@ -90,9 +96,12 @@ async def _groups_of(brokers: BrokerPool, broker: BrokerImage, name: str | None)
     shown = names[:GROUPS_MAX]
     if not shown:
         return [], len(names)
-    consumer_groups = {each.group_id for each in listed.groups if each.group_type.lower() == "consumer"}
-    described, committed = await asyncio.gather(
-        _described(brokers, broker, shown, consumer_groups), _committed(brokers, broker, shown)
+    types = {each.group_id: each.group_type.lower() for each in listed.groups}
+    shared = [name for name in shown if types[name] == SHARE]
+    described, committed, shares = await asyncio.gather(
+        _described(brokers, broker, shown, types),
+        _committed(brokers, broker, [name for name in shown if types[name] != SHARE]),
+        _share_offsets(brokers, broker, shared),
     )
     groups = []
     for group in described:
@@ -100,31 +109,59 @@ async def _groups_of(brokers: BrokerPool, broker: BrokerImage, name: str | None)
             continue
         members = [_member(member) for member in group.members]
         owners = {(held.topic, held.partition): member.member for member in members for held in member.partitions}
-        offsets = committed.get(group.group_id, {})
-        assignor = group.assignor_name if group.group_id in consumer_groups else group.protocol_data
-        groups.append(DescribedGroup(group.group_id, group.group_state, assignor, broker.id, members, owners, offsets))
+        starts = shares.get(group.group_id, {})
+        offsets = {name: start for name, (start, _) in starts.items() if start >= 0}
+        offsets |= committed.get(group.group_id, {})
+        lags = {name: lag if lag >= 0 else None for name, (_, lag) in starts.items()}
+        kind = types[group.group_id]
+        assignor = group.protocol_data if kind == CLASSIC else group.assignor_name
+        groups.append(
+            DescribedGroup(group.group_id, group.group_state, assignor, broker.id, members, owners, offsets, kind, lags)
+        )
     return groups, len(names)
 
 
 async def _described(
-    brokers: BrokerPool, broker: BrokerImage, names: Sequence[str], consumer_groups: Collection[str]
+    brokers: BrokerPool, broker: BrokerImage, names: Sequence[str], types: Mapping[str, str]
 ) -> list[Any]:
-    """Describe groups of both kinds, each by its own API."""
+    """Describe groups of all types, each by its own API."""
     requests = (
-        (ApiKey.DESCRIBE_GROUPS, "groups", [name for name in names if name not in consumer_groups]),
-        (ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids", [name for name in names if name in consumer_groups]),
+        (ApiKey.DESCRIBE_GROUPS, "groups", CLASSIC),
+        (ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids", CONSUMER),
+        (ApiKey.SHARE_GROUP_DESCRIBE, "group_ids", SHARE),
     )
     described: list[Any] = []
-    for key, field, some in requests:
-        if some:
+    for key, field, kind in requests:
+        if some := [name for name in names if types[name] == kind]:
             response = await brokers.call(broker, key, {field: some, "include_authorized_operations": False})
             described += response.groups
     return described
 
 
+async def _share_offsets(
+    brokers: BrokerPool, broker: BrokerImage, names: Sequence[str]
+) -> dict[str, dict[PartitionName, tuple[int, int]]]:
+    """Return the start offset and the lag of each partition of share groups; -1 if unknown."""
+    if not names:
+        return {}
+    requested = [{"group_id": name, "topics": None} for name in names]
+    response = await brokers.call(broker, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, {"groups": requested})
+    return {
+        group.group_id: {
+            (topic.topic_name, partition.partition_index): (partition.start_offset, partition.lag)
+            for topic in group.topics
+            for partition in topic.partitions
+            if partition.error_code == ErrorCode.none
+        }
+        for group in response.groups
+    }
+
+
 async def _committed(
     brokers: BrokerPool, broker: BrokerImage, names: Sequence[str]
 ) -> dict[str, dict[PartitionName, int]]:
+    if not names:
+        return {}
     requested = [{"group_id": name, "member_id": None, "member_epoch": -1, "topics": None} for name in names]
     response = await brokers.call(
         broker, ApiKey.OFFSET_FETCH, {"groups": requested, "require_stable": False}, at_most=9
@@ -151,6 +188,16 @@ def _member(member: Any) -> schemas.Member:
             member.member_epoch,
             [schemas.AssignedPartition(*partition) for partition in named_partitions(member.target_assignment)],
         )
+    if hasattr(member, "assignment"):  # of a share group
+        return schemas.Member(
+            member.member_id,
+            member.client_id,
+            member.client_host,
+            None,
+            [schemas.AssignedPartition(*partition) for partition in named_partitions(member.assignment)],
+            member.member_epoch,
+            None,
+        )
     return schemas.Member(
         member.member_id,
         member.client_id,
@@ -164,7 +211,7 @@ def _member(member: Any) -> schemas.Member:
 
 def _summary(
     group: DescribedGroup, sampler: OffsetSampler
-) -> tuple[str, str, int, int, list[str], int, int | None, int]:
+) -> tuple[str, str, int, int, list[str], int, int | None, int, str]:
     """Return the values of `schemas.GroupSummary`."""
     partitions = group.partitions
     lags = [lag for name in partitions if (lag := _lag(group, sampler, name)) is not None]
@@ -177,6 +224,7 @@ def _summary(
         len(partitions),
         sum(lags) if lags else None,
         sum(group.committed.values()),
+        group.group_type,
     )
 
 
@@ -186,5 +234,7 @@ def _end(sampler: OffsetSampler, name: PartitionName) -> int | None:
 
 
 def _lag(group: DescribedGroup, sampler: OffsetSampler, name: PartitionName) -> int | None:
+    if group.group_type == SHARE:
+        return group.share_lags.get(name)
     end, committed = _end(sampler, name), group.committed.get(name)
     return None if end is None or committed is None else max(0, end - committed)

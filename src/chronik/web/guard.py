@@ -104,6 +104,17 @@ class Guard:
             raise Refusal(401, ENDED if self._cookie_name(request) in request.cookies else LOG_IN)
         return visitor
 
+    async def admit_change(self, request: Request) -> Visitor:
+        """Return the sender of a request that changes something. A page of another site may not send one."""
+        if not self._is_on:
+            if self._node.is_authorizing:
+                raise Refusal(403, "this node has authorization but no log-in over HTTP: set security.http_login")
+            _require_same_origin(request, is_browser=False)
+            return EVERYONE
+        if "authorization" not in request.headers and self._cookie_name(request) not in request.cookies:
+            raise Refusal(401, LOG_IN)
+        return await self._changing_visitor(request)
+
     async def identify(self, request: Request) -> Visitor | None:
         """Return the sender, or None if it is not logged in. An invalid Authorization header is refused."""
         authorization = request.headers.get("authorization")

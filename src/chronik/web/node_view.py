@@ -16,6 +16,7 @@ from chronik.node.config import NodeConfig
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.runtime import Runtime
+from chronik.node.schema_registry import SchemaRegistry
 from chronik.node.serving.access import Access, Decisions
 from chronik.node.serving.signed import Kind, node_token
 from chronik.node.serving.tls import NodeTls
@@ -49,8 +50,8 @@ class NodeView:
         """The authorizer. With `authorization.enabled`, nothing is shown without it."""
         self.broker: Broker | None = None
         self.tls: NodeTls | None = None
-        self._is_authorizing = config.authorization.enabled
-        self._is_kafka_open = config.kafka_listeners[0].protocol == "PLAINTEXT" and not self._is_authorizing
+        self.is_authorizing = config.authorization.enabled
+        self._is_kafka_open = config.kafka_listeners[0].protocol == "PLAINTEXT" and not self.is_authorizing
         self._hosts = frozenset(_hosts(config))
         self._connection_ids = itertools.count(1)
 
@@ -82,6 +83,10 @@ class NodeView:
     def pushing_clients(self) -> Sequence[ClientInstance]:
         return () if self.broker is None else self.broker.pushing_clients
 
+    @property
+    def schemas(self) -> SchemaRegistry | None:
+        return None if self.broker is None else self.broker.schemas
+
     def partition(self, topic: str, index: int) -> Partition | None:
         return None if self.broker is None else self.broker.partition(topic, index)
 
@@ -93,7 +98,7 @@ class NodeView:
 
     def access_of(self, principal: str, host: str) -> Access:
         """Return the rights of a logged-in client. Raise Refusal while they are unknown."""
-        if self._is_authorizing and self.decisions is None:
+        if self.is_authorizing and self.decisions is None:
             raise Refusal(503, "this node is starting and does not know your rights yet: retry in a second")
         return Access(principal, host, self.decisions)
 

@@ -75,6 +75,10 @@ def visible_damages(access: Access, damages: Sequence[schemas.Damage]) -> list[s
     return [damage for damage in damages if sees_topic(access, damage.topic)]
 
 
+def visible_shares(access: Access, shares: Sequence[schemas.Share]) -> list[schemas.Share]:
+    return [share for share in shares if access.is_open or access.sees(GROUP, share.group)]
+
+
 def visible_groups(access: Access, groups: schemas.Groups) -> schemas.Groups:
     """Return the groups that the visitor may see, with the topics of them that it may see."""
     if access.is_open:

@@ -11,8 +11,10 @@ from uuid import UUID
 
 import msgspec
 
+from chronik.client.pipelines import PipelineState
 from chronik.node.replicas.healing import DamageState
 from chronik.node.replicas.partition import HowFound
+from chronik.observe.build import Build
 from chronik.observe.traces import TraceEvent
 
 TimestampType: TypeAlias = Literal["CreateTime", "LogAppendTime"]
@@ -92,14 +94,15 @@ class Damage(msgspec.Struct, frozen=True):
 class Cluster(msgspec.Struct, frozen=True):
     """The cluster in the metadata of node `node_id`. `version` shows how recent this metadata is.
 
-    `state` and `disk_error` are those of this node: whether it serves clients, and why its disk does not complete
-    writes (null if it does).
+    `state`, `disk_error` and `build` are those of this node: whether it serves clients, why its disk does not complete
+    writes (null if it does), and whether it runs compiled.
     """
 
     cluster_id: str
     node_id: int
     state: Literal["ready", "starting", "stopping", "disconnected"]
     disk_error: str | None
+    build: Build
     version: int
     controller: int | None
     nodes: list[Node]
@@ -147,13 +150,40 @@ class Partition(msgspec.Struct, frozen=True):
     last_stable_offset: int | None
 
 
+class Share(msgspec.Struct, frozen=True):
+    """The records of one partition in one share group, since `node` leads it; unless they are done, they are in flight.
+
+    `exhausted` records were archived because they were not accepted in their last delivery. `suspect_offset` was
+    delivered most often without being done. Offsets are -1 if there are none.
+    """
+
+    group: str
+    partition: int
+    start_offset: int
+    in_flight: int
+    oldest_lock_s: float
+    delivered: int
+    accepted: int
+    released: int
+    rejected: int
+    exhausted: int
+    exhausted_offset: int
+    suspect_offset: int
+    suspect_deliveries: int
+    delivery_limit: int
+
+
 class Topic(TopicFields, frozen=True):
-    """Offsets and damages are those of the replicas on `node`. `configs` is null if the user may not see them."""
+    """Offsets and damages are those of the replicas on `node`, and `shares` those of share groups that it serves.
+
+    `configs` is null if the user may not see them.
+    """
 
     configs: dict[str, str] | None
     node: int
     partitions: list[Partition]
     damages: list[Damage]
+    shares: list[Share]
 
 
 # -- the log of a partition --------------------------------------------------------------------------------------------
@@ -235,7 +265,10 @@ class Messages(msgspec.Struct, frozen=True):
 
 
 class GroupSummary(msgspec.Struct, frozen=True):
-    """`lag` is null if it is unknown for all partitions."""
+    """`group_type` is classic, consumer or share. `lag` is null if it is unknown for all partitions.
+
+    Of a share group, start offsets take the place of committed offsets.
+    """
 
     group: str
     state: str
@@ -245,6 +278,7 @@ class GroupSummary(msgspec.Struct, frozen=True):
     partition_count: int
     lag: int | None
     committed_total: int
+    group_type: str
 
 
 class Groups(msgspec.Struct, frozen=True):
@@ -273,7 +307,10 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class GroupPartition(msgspec.Struct, frozen=True):
-    """`end` is the high watermark, and `member` the assigned member. Unknown values are null."""
+    """`end` is the high watermark, and `member` the assigned member, of a share group one of them.
+
+    Unknown values are null.
+    """
 
     topic: str
     partition: int
@@ -315,6 +352,15 @@ class Transactions(msgspec.Struct, frozen=True):
     transactions: list[Transaction]
     total: int
     silent_nodes: list[int]
+
+
+# -- pipelines ---------------------------------------------------------------------------------------------------------
+
+
+class Pipelines(msgspec.Struct, frozen=True):
+    """The pipelines that report to this cluster, by name. One without a report for 30 s is `lost`."""
+
+    pipelines: list[PipelineState]
 
 
 # -- metrics of clients ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import msgspec
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
 from chronik.node.broker import BrokerState
 from chronik.node.serving.access import Access
+from chronik.observe import build
 from chronik.web import schemas
 from chronik.web.node_view import NodeView
 from chronik.web.rights import sees_cluster, visible_damages, visible_topics
@@ -78,6 +79,7 @@ def cluster_view(scope: ClusterScope) -> schemas.Cluster:
         node_id=own.node_id,
         state=own.state,
         disk_error=own.disk_error,
+        build=build.kind(),
         version=image.version,
         controller=own.controller_id if own.controller_id >= 0 else None,
         nodes=[
@@ -129,6 +131,11 @@ def topic_view(node: NodeView, topic: TopicImage) -> schemas.Topic:
         node=node.node_id,
         partitions=[_partition(node, topic, partition) for partition in topic.partitions],
         damages=damages_view(node, topic.name),
+        shares=[
+            msgspec.convert(share._asdict(), schemas.Share)
+            for share in node.metrics.shares()
+            if share.topic == topic.name
+        ],
     )
 
 

@@ -32,7 +32,7 @@ from crc32c import crc32c
 
 from chronik.wire.compression import CODECS, Buffer, compress, decompress
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.records import NewRecord, Record, decode_records, encode_record
+from chronik.wire.records import NewRecord, Record, decode_records, encode_record, record_prefixes
 
 HEADER_BYTES: Final = 61
 DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -297,6 +297,13 @@ def read_marker(batch: Buffer, at: int = 0) -> Marker:
     if version < 0:
         raise KafkaError(ErrorCode.invalid_record, f"marker of version {version}")
     return Marker(kind == _COMMIT, coordinator_epoch)
+
+
+def batch_prefixes(buf: Buffer, max_bytes: int, size: int = 5) -> list[tuple[bytes | None, bytes | None]]:
+    """Return the first `size` bytes of each key and value of the only batch, which `check_batches` has checked."""
+    header = read_batch_header(buf)
+    block = memoryview(buf)[HEADER_BYTES : header.size_bytes]
+    return record_prefixes(decompress(header.codec, block, max_bytes) if len(block) else b"", header.record_count, size)
 
 
 def decode_batch(buf: Buffer, at: int = 0, max_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:

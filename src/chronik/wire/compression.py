@@ -19,6 +19,8 @@ import cramjam
 from chronik.wire.errors import ErrorCode, KafkaError
 
 Buffer = bytes | bytearray | memoryview
+View = memoryview
+"""For the fields of classes: mypyc does not find the built-in type by its own name there."""
 
 NONE: Final = 0
 GZIP: Final = 1

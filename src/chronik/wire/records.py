@@ -97,6 +97,32 @@ def decode_records(
         raise _corrupt(f"{len(data) - at} bytes after the last record")
 
 
+def record_prefixes(data: bytes, record_count: int, size: int) -> list[tuple[bytes | None, bytes | None]]:
+    """Return the first `size` bytes of each record's key and value. Headers are skipped, and not checked."""
+    found: list[tuple[bytes | None, bytes | None]] = []
+    at = 0
+    try:
+        for _ in range(record_count):
+            length, at = read_varint(data, at)
+            end = at + length
+            if length < 1 or end > len(data):
+                raise _corrupt(f"record of {length} bytes, {len(data) - at} left")
+            _, at = read_varint(data, at + 1)
+            _, at = read_varint(data, at)
+            parts: list[bytes | None] = []
+            for _ in range(2):
+                length, at = read_varint(data, at)
+                if length > end - at:
+                    raise _corrupt(f"field of {length} bytes, {end - at} left")
+                parts.append(data[at : at + min(length, size)] if length >= 0 else None)
+                at += max(length, 0)
+            found.append((parts[0], parts[1]))
+            at = end
+    except IndexError as e:
+        raise _corrupt("record cut short") from e
+    return found
+
+
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Read a zigzag varint; IndexError past the end."""
     byte = data[at]

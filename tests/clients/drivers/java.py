@@ -101,6 +101,15 @@ class Jvm:
             self._process.stdout.close()
             self._log.close()
 
+    def kill(self) -> None:
+        """Kill the process, with all its clients: they say nothing to the broker."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(READ_TIMEOUT_S)
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            assert stream is not None
+            stream.close()
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -176,7 +185,7 @@ class Java:
             "request.timeout.ms": "10000",
             "max.request.size": str(4 << 20),
         }
-        fields: list[Field] = [*_settings(settings), topic, len(records)]
+        fields: list[Field] = [*settings_of(settings), topic, len(records)]
         for record in records:
             fields += [record.partition, -1, record.timestamp_ms, record.key, record.value, len(record.headers)]
             fields += [field for header in record.headers for field in header]
@@ -186,7 +195,7 @@ class Java:
         self, bootstrap: str, topic: str, transactional_id: str, transactions: Sequence[tuple[Sequence[Sent], bool]]
     ) -> None:
         settings = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "max.block.ms": "15000"}
-        fields: list[Field] = [*_settings(settings), topic, len(transactions)]
+        fields: list[Field] = [*settings_of(settings), topic, len(transactions)]
         for records, is_commit in transactions:
             fields += ["commit" if is_commit else "abort", len(records)]
             fields += [field for record in records for field in (record.partition, record.key, record.value)]
@@ -201,7 +210,7 @@ class Java:
         partitions: Sequence[int] = (0,),
         isolation_level: str = "read_uncommitted",
     ) -> list[Received]:
-        settings = _settings(
+        settings = settings_of(
             {
                 "bootstrap.servers": bootstrap,
                 "fetch.max.wait.ms": str(FETCH_WAIT_MS),
@@ -219,7 +228,7 @@ class Java:
         return member
 
     def offset_at(self, bootstrap: str, topic: str, timestamp_ms: int) -> int | None:
-        found = self.jvm.call("offset-at", *_settings({"bootstrap.servers": bootstrap}), topic, timestamp_ms).text()
+        found = self.jvm.call("offset-at", *settings_of({"bootstrap.servers": bootstrap}), topic, timestamp_ms).text()
         return None if found is None else int(found)
 
 
@@ -244,7 +253,7 @@ class JavaMember(PollingMember):
             }
 
     def open(self) -> None:
-        self._jvm.call("member-open", self.name, *_settings(self._settings), self._topic)
+        self._jvm.call("member-open", self.name, *settings_of(self._settings), self._topic)
 
     def step(self) -> tuple[list[Received], frozenset[int]]:
         answer = self._jvm.call("member-step", self.name)
@@ -264,7 +273,7 @@ class JavaAdmin:
         return self._jvm.call(verb, self._bootstrap, *fields)
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        self._call("create-topic", topic, partitions, *_settings(configs or {}))
+        self._call("create-topic", topic, partitions, *settings_of(configs or {}))
 
     def delete_topic(self, topic: str) -> None:
         self._call("delete-topic", topic)
@@ -317,5 +326,5 @@ def _encode(field: Field) -> str:
     return "=" + base64.b64encode(data).decode()
 
 
-def _settings(settings: Mapping[str, str]) -> list[Field]:
+def settings_of(settings: Mapping[str, str]) -> list[Field]:
     return [2 * len(settings), *(part for pair in settings.items() for part in pair)]

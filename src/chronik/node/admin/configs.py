@@ -22,11 +22,11 @@ from chronik.metadata.broker_configs import (
 from chronik.metadata.client_metrics import CLIENT_METRICS_CONFIGS, check_client_metrics_configs
 from chronik.metadata.commands import AlterConfigs
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource, ConfigType, split_list
-from chronik.metadata.group_configs import GROUP_CONFIGS, check_group_configs
+from chronik.metadata.group_configs import GROUP_CONFIGS, RANGED_CONFIGS, check_group_configs
 from chronik.metadata.image import DEFAULT_LISTENER, BrokerImage, ClusterImage, TopicImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.admin.responses import duplicates, refuse_entries, within
-from chronik.node.config import ListenerConfig, NodeConfig
+from chronik.node.config import ListenerConfig, NodeConfig, group_setting
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
@@ -168,6 +168,8 @@ def group_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[Va
             values.append(Sourced(definition.name, own[definition.name], ConfigSource.DYNAMIC_GROUP))
         if definition.synonym is not None:
             values.append(Sourced(definition.synonym, static[definition.synonym], ConfigSource.STATIC_BROKER))
+        if definition.default is not None:
+            values.append(Sourced(definition.name, definition.default, ConfigSource.DEFAULT))
         entries.append(_entry(definition, values, is_read_only=False))
     return entries
 
@@ -235,15 +237,18 @@ def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
         "default.replication.factor": config.default_replication_factor,
         "delete.topic.enable": True,
         "durability": config.durability,
+        "errors.deadletterqueue.auto.create.topics.enable": config.errors_deadletterqueue_auto_create_topics_enable,
+        "errors.deadletterqueue.topic.name.prefix": config.errors_deadletterqueue_topic_name_prefix,
         "group.consumer.assignors": ",".join(config.group_consumer_assignors),
-        "group.consumer.heartbeat.interval.ms": config.group_consumer_heartbeat_interval_ms,
-        "group.consumer.max.heartbeat.interval.ms": config.group_consumer_max_heartbeat_interval_ms,
-        "group.consumer.max.session.timeout.ms": config.group_consumer_max_session_timeout_ms,
         "group.consumer.max.size": config.group_consumer_max_size,
         "group.consumer.migration.policy": config.group_consumer_migration_policy,
-        "group.consumer.min.heartbeat.interval.ms": config.group_consumer_min_heartbeat_interval_ms,
-        "group.consumer.min.session.timeout.ms": config.group_consumer_min_session_timeout_ms,
-        "group.consumer.session.timeout.ms": config.group_consumer_session_timeout_ms,
+        "group.share.max.size": config.group_share_max_size,
+        "group.share.max.share.sessions": config.group_share_max_share_sessions,
+        **{
+            group_setting(name, end).replace("_", "."): getattr(config, group_setting(name, end))
+            for name in RANGED_CONFIGS
+            for end in ("", "min", "max")
+        },
         "group.initial.rebalance.delay.ms": config.group_initial_rebalance_delay_ms,
         "group.max.session.timeout.ms": config.group_max_session_timeout_ms,
         "group.max.size": config.group_max_size,
@@ -262,6 +267,7 @@ def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
         "producer.id.expiration.ms": config.producer_id_expiration_ms,
         "quota.window.num": config.quota_window_num,
         "quota.window.size.seconds": config.quota_window_size_seconds,
+        "share.coordinator.state.topic.num.partitions": config.share_state_topic_partitions,
         "socket.request.max.bytes": config.frame_bytes_max,
         "telemetry.max.bytes": config.telemetry_max_bytes,
         "transaction.max.timeout.ms": config.transaction_max_timeout_ms,
@@ -477,23 +483,13 @@ class _Resource:
 
 def _group_ranges(config: NodeConfig) -> dict[str, tuple[int, int]]:
     return {
-        "consumer.heartbeat.interval.ms": (
-            config.group_consumer_min_heartbeat_interval_ms,
-            config.group_consumer_max_heartbeat_interval_ms,
-        ),
-        "consumer.session.timeout.ms": (
-            config.group_consumer_min_session_timeout_ms,
-            config.group_consumer_max_session_timeout_ms,
-        ),
+        name: (getattr(config, group_setting(name, "min")), getattr(config, group_setting(name, "max")))
+        for name in RANGED_CONFIGS
     }
 
 
 def _group_values(config: NodeConfig, own: Mapping[str, str]) -> dict[str, int]:
-    defaults = {
-        "consumer.heartbeat.interval.ms": config.group_consumer_heartbeat_interval_ms,
-        "consumer.session.timeout.ms": config.group_consumer_session_timeout_ms,
-    }
-    return {name: int(own.get(name, default)) for name, default in defaults.items()}
+    return {name: int(own.get(name, getattr(config, group_setting(name)))) for name in RANGED_CONFIGS}
 
 
 def _changed(resource: _Resource, changes: list[Change]) -> dict[str, str | None]:

@@ -6,8 +6,9 @@ Behaviour
   the request: that is how a newer client learns the range.
 - The response header is always v0.
 - The client's library and its version are kept for subscriptions to its metrics (KIP-511, KIP-714).
-- The features are `transaction.version`, finalized at 2: clients that know version 2 (KIP-890) use it; and
-  `group.version`, finalized at 1: consumer groups of KIP-848.
+- The features are `transaction.version`, finalized at 2: clients that know version 2 (KIP-890) use it;
+  `group.version`, finalized at 1: consumer groups of KIP-848; and `share.version`, finalized at 1: share groups of
+  KIP-932.
 Versions: 3 flexible, client software name and features, 4 supported features that start at 0.
 Not supported: other finalized features.
 """
@@ -23,7 +24,7 @@ from chronik.wire.errors import ErrorCode
 _UNSUPPORTED = struct.Struct(">hihhh")
 
 
-FEATURES = {"group.version": 1, "transaction.version": 2}
+FEATURES = {"group.version": 1, "share.version": 1, "transaction.version": 2}
 """The version of each feature, which is the highest one and finalized."""
 ZERO_FEATURES_FROM_VERSION = 4
 SOFTWARE_FROM_VERSION = 3

@@ -8,6 +8,7 @@ Behaviour
 Versions: 1 the type of each member (0 classic, 1 consumer).
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from chronik.authorization.acls import Operation, ResourceType
@@ -20,13 +21,18 @@ from chronik.wire.errors import ErrorCode
 
 
 async def handle(groups: GroupService, request: Request) -> Values:
+    return await describe_groups(groups.describe_consumer_group, request)
+
+
+async def describe_groups(describe: Callable[[str], Awaitable[Values]], request: Request) -> Values:
+    """Describe the groups of a request, as far as the client may."""
     access = request.access
     answered: list[Values] = []
     for group_id in request.message.group_ids:
         if not access.allows(Operation.DESCRIBE, ResourceType.GROUP, group_id):
             answered.append({"group_id": group_id, "error_code": ErrorCode.group_authorization_failed})
             continue
-        described = await groups.describe_consumer_group(group_id)
+        described = await describe(group_id)
         if not all(_sees_topics(access, member) for member in described.get("members", ())):
             described = {
                 "group_id": group_id,
@@ -41,7 +47,7 @@ async def handle(groups: GroupService, request: Request) -> Values:
 
 def _sees_topics(access: Access, member: dict[str, Any]) -> bool:
     names = set(member["subscribed_topic_names"])
-    for assignment in (member["assignment"], member["target_assignment"]):
+    for assignment in (member["assignment"], member.get("target_assignment", member["assignment"])):
         names.update(topic["topic_name"] for topic in assignment["topic_partitions"])
     return all(access.sees(ResourceType.TOPIC, name) for name in sorted(names))
 

@@ -2,6 +2,8 @@
 
 Behaviour
 - A group without members is removed with its offsets. The response is sent when the tombstones are written.
+- Of a share group, the share coordinators delete the state of its partitions first. If one does not answer, the group
+  remains, and its error is returned.
 - NON_EMPTY_GROUP for a group with members, GROUP_ID_NOT_FOUND for one that does not exist.
 Versions: 2 flexible.
 """

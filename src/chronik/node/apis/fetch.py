@@ -34,7 +34,7 @@ from uuid import UUID
 from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import ClusterImage
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.replicas.partition import ColdOutcomes, ColdRead, Partition, is_damage, run_cold_reads
+from chronik.node.replicas.partition import BAD_BATCH, ColdOutcomes, ColdRead, Partition, is_damage, run_cold_reads
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
@@ -427,21 +427,26 @@ class PendingFetch:
             # The role changed or the lease expired: the data may be stale, or mix bytes of two logs.
             response.error_code = ErrorCode.not_leader_or_follower
         elif not isinstance(outcome, Exception):
-            damaged_at = read.job.damaged_at
-            if damaged_at is not None and partition.found_damaged(damaged_at):
-                response.error_code = ErrorCode.kafka_storage_error
-            else:
+            if read.job.damaged_at is None:
                 response.records = outcome
+            else:
+                response.error_code = self._damaged(partition, read.job.damaged_at, BAD_BATCH)
         elif is_damage(outcome):
             # For example a broken chain of batches: this replica cannot reach the records after it.
-            is_elsewhere = partition.found_damaged(read.job.offset, "read", str(outcome))
-            code = outcome.code if isinstance(outcome, KafkaError) else ErrorCode.kafka_storage_error
-            response.error_code = ErrorCode.kafka_storage_error if is_elsewhere else code
+            response.error_code = self._damaged(partition, read.job.offset, str(outcome))
         elif isinstance(outcome, KafkaError):
             response.error_code = outcome.code
         else:
             self._node.runtime.log.error("read_failed", partition=response.partition, error=repr(outcome))
             response.error_code = ErrorCode.kafka_storage_error
+
+    def _damaged(self, partition: Partition, offset: int, reason: str) -> ErrorCode:
+        """Report the damage. The client never gets the bad bytes: many do not check CRCs.
+
+        KAFKA_STORAGE_ERROR makes it look for another leader; CORRUPT_MESSAGE tells its user.
+        """
+        is_elsewhere = partition.found_damaged(offset, "read", reason)
+        return ErrorCode.kafka_storage_error if is_elsewhere else ErrorCode.corrupt_message
 
     # -- aborted transactions ------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Behaviour
 - Returns the groups that this node coordinates, none while it has no lease; clients query every node. Filters are case
   insensitive.
 - COORDINATOR_LOAD_IN_PROGRESS while the node loads groups, because the list would be incomplete.
-Versions: 3 flexible, 4 states, 5 types: "classic" or "consumer" (KIP-848).
+Versions: 3 flexible, 4 states, 5 types: "classic", "consumer" (KIP-848) or "share" (KIP-932).
 """
 
 from chronik.authorization.acls import Operation, ResourceType

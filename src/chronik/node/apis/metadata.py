@@ -10,17 +10,21 @@ Behaviour
 - Brokers have the address of the listener by which the client came in. A broker that lacks it is not listed; the
   partitions that it leads have no leader and LISTENER_NOT_FOUND (before v6 LEADER_NOT_AVAILABLE).
 - A replica is offline if its node is down, or lacks that listener.
+- A response with many partitions is made in a thread, so that it does not delay other clients.
 Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible,
 10 topic ids, 12 topics by id, 13 top-level error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import (
     OFFSETS_TOPIC,
+    SHARE_STATE_TOPIC,
     TRANSACTIONS_TOPIC,
     ClusterImage,
     TopicImage,
@@ -31,16 +35,19 @@ from chronik.node.admin.topic_description import AbsentBrokers, described_topic
 from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.coordinators.share_coordinator import ShareCoordinatorService
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.serving.api import Api, Request, Values
+from chronik.node.serving.api import Api, LargeValues, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 FIRST_VERSION_WITH_LISTENER_ERROR = 6
+LOOP_PARTITIONS_MAX = 1_000
+"""A response with more partitions is made in a thread: 100,000 take half a second."""
 
 
 class Services(NamedTuple):
@@ -52,63 +59,86 @@ class Services(NamedTuple):
     topics: Topics
     groups: GroupService
     transactions: TransactionService
+    share_coordinator: ShareCoordinatorService
     host: PartitionHost
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(node: Services, request: Request) -> Values | LargeValues:
     message, access = request.message, request.access
     requested = message.topics
+    found: list[TopicImage | Values]
     if requested is None or (request.api_version == 0 and not requested):
         await node.departures.wait_for_failover(None)
-        image = node.metadata.image
-        absent = _absent(image, request)
-        topics = [
-            described_topic(image, topic, absent)
-            for name, topic in sorted(image.topics.items())
-            if access.sees(ResourceType.TOPIC, name)
-        ]
+        topics = node.metadata.image.topics
+        found = [topics[name] for name in sorted(topics) if access.sees(ResourceType.TOPIC, name)]
     else:
-        found = [find_topic(node.metadata.image, entry) for entry in requested]
-        names = [
-            _requested_name(entry) if topic is None else topic.name
-            for entry, topic in zip(requested, found, strict=True)
-        ]
-        seen = [name is None or access.allows(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names]
-        await node.departures.wait_for_failover(
-            [name for name, is_seen in zip(names, seen, strict=True) if name is not None and is_seen]
-        )
-        may_create = getattr(message, "allow_auto_topic_creation", True) and node.config.auto_create_topics
-        # The response to a topic that the client may not see does not depend on whether the topic exists.
-        topics = [
-            await _find(node, request, entry, may_create)
-            if is_seen
-            else _failed(_requested_name(entry), _requested_id(entry), ErrorCode.topic_authorization_failed)
-            for entry, is_seen in zip(requested, seen, strict=True)
-        ]
+        found = await _requested_topics(node, request, requested)
+    operations: Mapping[str, int] = {}
     if getattr(message, "include_topic_authorized_operations", False):
-        for topic in topics:
-            if topic["error_code"] is ErrorCode.none:
-                topic["topic_authorized_operations"] = access.authorized_operations(ResourceType.TOPIC, topic["name"])
-    with_operations = getattr(message, "include_cluster_authorized_operations", False)
-    image = node.metadata.image
+        names = [each.name for each in found if isinstance(each, TopicImage)]
+        operations = {name: access.authorized_operations(ResourceType.TOPIC, name) for name in names}
+    cluster = _cluster(node, request)
+    describe = partial(_described, node.metadata.image, found, _absent(node.metadata.image, request), operations)
+    if sum(len(each.partitions) for each in found if isinstance(each, TopicImage)) > LOOP_PARTITIONS_MAX:
+        return LargeValues(lambda: {**cluster, "topics": describe()})
+    return {**cluster, "topics": describe()}
+
+
+async def _requested_topics(node: Services, request: Request, requested: Sequence[Any]) -> list[TopicImage | Values]:
+    """Return the requested topics, and for those that cannot be described the response."""
+    access = request.access
+    found = [find_topic(node.metadata.image, entry) for entry in requested]
+    names = [
+        _requested_name(entry) if topic is None else topic.name for entry, topic in zip(requested, found, strict=True)
+    ]
+    seen = [name is None or access.allows(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names]
+    await node.departures.wait_for_failover(
+        [name for name, is_seen in zip(names, seen, strict=True) if name is not None and is_seen]
+    )
+    may_create = getattr(request.message, "allow_auto_topic_creation", True) and node.config.auto_create_topics
+    # The response to a topic that the client may not see does not depend on whether the topic exists.
+    return [
+        await _find(node, request, entry, may_create)
+        if is_seen
+        else _failed(_requested_name(entry), _requested_id(entry), ErrorCode.topic_authorization_failed)
+        for entry, is_seen in zip(requested, seen, strict=True)
+    ]
+
+
+def _described(
+    image: ClusterImage,
+    found: Sequence[TopicImage | Values],
+    absent: AbsentBrokers,
+    operations: Mapping[str, int],
+) -> list[Values]:
+    topics = []
+    for each in found:
+        values = described_topic(image, each, absent) if isinstance(each, TopicImage) else each
+        if isinstance(each, TopicImage) and each.name in operations:
+            values["topic_authorized_operations"] = operations[each.name]
+        topics.append(values)
+    return topics
+
+
+def _cluster(node: Services, request: Request) -> Values:
+    """Return the fields that do not depend on the requested topics."""
+    with_operations = getattr(request.message, "include_cluster_authorized_operations", False)
     return {
         "brokers": [
             {"node_id": member.id, "host": address[0], "port": address[1], "rack": member.rack}
             for member in node.departures.listed_brokers()
             if (address := member.address(request.listener)) is not None
         ],
-        "cluster_id": image.cluster_id,
+        "cluster_id": node.metadata.image.cluster_id,
         "controller_id": node.metadata.controller_id,
-        "cluster_authorized_operations": cluster_operations(access) if with_operations else NOT_REQUESTED,
-        "topics": topics,
+        "cluster_authorized_operations": cluster_operations(request.access) if with_operations else NOT_REQUESTED,
     }
 
 
-async def _find(node: Services, request: Request, entry: Any, may_create: bool) -> Values:
-    image = node.metadata.image
-    topic = find_topic(image, entry)
+async def _find(node: Services, request: Request, entry: Any, may_create: bool) -> TopicImage | Values:
+    topic = find_topic(node.metadata.image, entry)
     if topic is not None:
-        return described_topic(image, topic, _absent(image, request))
+        return topic
     name = _requested_name(entry)
     if name is None:
         return _failed(None, _requested_id(entry), ErrorCode.unknown_topic_id)
@@ -119,9 +149,7 @@ async def _find(node: Services, request: Request, entry: Any, may_create: bool) 
         check_topic_name(name)
         if not may_create:
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
-        created = await _create(node, NewTopic(name, charged_to=(access.principal, request.client_id or "")))
-        image = node.metadata.image
-        return described_topic(image, created, _absent(image, request))
+        return await _create(node, NewTopic(name, charged_to=(access.principal, request.client_id or "")))
     except KafkaError as error:
         return _failed(name, None, error.code)
 
@@ -147,6 +175,8 @@ async def _create(node: Services, new: NewTopic) -> TopicImage:
             await node.groups.topic.ensure_exists()
         elif name == TRANSACTIONS_TOPIC:
             await node.transactions.topic.ensure_exists()
+        elif name == SHARE_STATE_TOPIC:
+            await node.share_coordinator.topic.ensure_exists()
         else:
             await node.topics.create(new)
     except KafkaError as error:

@@ -13,6 +13,8 @@ Behaviour
 - A transactional batch needs a transactional id in the request (TRANSACTIONAL_ID_AUTHORIZATION_FAILED). The first batch
   of a transaction in a partition waits until the coordinator has confirmed the transaction (KIP-890); later batches of
   the producer wait for it. From version 12 on, the batch itself adds the partition to the transaction.
+- If a topic validates schemas, a batch with a schema id that this node's view of the registry lacks waits until the
+  view has caught up, as do the partition's later batches. INVALID_RECORD names the records.
 - A request over the client's quota is carried out; its response has the throttle time (KIP-219).
 - If the coordinator cannot answer, the error is NOT_ENOUGH_REPLICAS, which every client retries. Before version 12 this
   includes CONCURRENT_TRANSACTIONS. Before version 11, TRANSACTION_ABORTABLE is INVALID_TXN_STATE.
@@ -34,6 +36,7 @@ from chronik.node.forwarding.forwarding import FORWARDED_VERSION, ForwardedBatch
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition import Appended, Partition, Waiter
 from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.schema_checks import SchemaChecks
 from chronik.node.replicas.verification import ProducedTransaction, UnverifiedBatch, Verification
 from chronik.node.replicas.verifier import Verifier
 from chronik.node.runtime import Runtime
@@ -59,7 +62,7 @@ ZSTD_FROM_VERSION = 7
 ABORTABLE_FROM_VERSION = 11
 ADDS_PARTITIONS_FROM_VERSION = 12
 VERIFYING_BYTES_MAX = 64 * 1024 * 1024
-"""Batches whose transaction is being verified; above this bound, connections that send more of them are held back."""
+"""Batches whose transaction or schemas are being verified. Above it, connections that send more are held back."""
 NOT_VERIFIED = frozenset(
     {
         ErrorCode.network_exception,
@@ -86,6 +89,7 @@ class Services:
     deadlines: Deadlines
     verifier: Verifier
     verifying: HeldBytes
+    schema_checks: SchemaChecks
 
 
 def handle(node: Services, request: Request, reply: Reply) -> None:
@@ -206,8 +210,13 @@ class PendingProduce:
         now_ms: int,
         answer: Waiter | None = None,
         verified: Verification | None = None,
+        *,
+        is_checked: bool = False,
     ) -> bool:
-        """Append to this node's log; return whether the response waits. `answer` replaces this request's own waiter."""
+        """Append to this node's log; return whether the response waits. `answer` replaces this request's own waiter.
+
+        `is_checked` means that the schemas of the records are registered.
+        """
         acks = self._acks
         partition = self._node.host.require_leader(topic, response.partition, is_answer=False)
         if records is None or not len(records):
@@ -217,6 +226,15 @@ class PendingProduce:
             raise KafkaError(ErrorCode.unsupported_compression_type, f"zstd needs Produce {ZSTD_FROM_VERSION}")
         if partition.is_internal:
             raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is written by the cluster only")
+        if partition.settings.schema_checks and not is_checked:
+            try:
+                must_wait = self._node.schema_checks.must_wait(partition, records)
+            except KafkaError as error:
+                partition.refused(records, error, now_ms)
+                raise
+            if must_wait:
+                self._check_schemas(partition, response, records, answer)
+                return True
         if partition.trace is not None:
             # Set before the append, which may raise the watermark.
             partition.trace.acks = acks
@@ -252,6 +270,21 @@ class PendingProduce:
             self._trace_acknowledged(trace, appended)
         return is_waiting
 
+    def _check_schemas(
+        self, partition: Partition, response: ProducePartitionResponse, records: memoryview, answer: Waiter | None
+    ) -> None:
+        """Append the batch after this node's view of the registry has caught up, if its schemas are registered."""
+        node = self._node
+        # A copy: the connection reuses its buffer.
+        copied = memoryview(bytearray(records))
+        waiter = self._waiter(response, answer)
+
+        def resume(refused: KafkaError | None) -> None:
+            self._append_held(partition, response, copied, waiter, refused)
+
+        node.schema_checks.wait(partition, copied, resume)
+        node.verifying.add(self._request.connection, len(copied))
+
     def _verify(
         self,
         partition: Partition,
@@ -261,7 +294,7 @@ class PendingProduce:
         answer: Waiter | None,
     ) -> None:
         """Append the batch after the coordinator has confirmed its transaction. Raises if it surely will not."""
-        node, request, topic = self._node, self._request, partition.topic
+        node, request = self._node, self._request
         transaction = self._transaction
         if transaction is None:
             raise unverified
@@ -269,26 +302,41 @@ class PendingProduce:
         copied = memoryview(bytearray(records))
 
         def resume(verification: Verification, outcome: ErrorCode) -> None:
-            node.verifying.remove(len(copied))
-            now_ms = node.runtime.env.wall_ms()
-            try:
-                if outcome is not ErrorCode.none:
-                    raise _verification_error(outcome, request.api_version)
-                if not self._append(response, topic, copied, now_ms, waiter, verification):
-                    waiter(None)
-            except KafkaError as error:
-                partition.refused(copied, error, now_ms)
-                self.rejected(response, topic, error)
-                waiter(error)
-            except Exception:
-                waiter(self.unexpected(response, topic))
+            refused = None if outcome is ErrorCode.none else _verification_error(outcome, request.api_version)
+            self._append_held(partition, response, copied, waiter, refused, verification)
 
         node.verifier.verify(partition, unverified.header, transaction, resume)
         node.verifying.add(request.connection, len(copied))
+        waiter = self._waiter(response, answer)
+
+    def _waiter(self, response: ProducePartitionResponse, answer: Waiter | None) -> Waiter:
         if answer is not None:
-            waiter = answer
-        else:
-            waiter = self._close_on_error if self._acks == 0 else self._wait_for(response)
+            return answer
+        return self._close_on_error if self._acks == 0 else self._wait_for(response)
+
+    def _append_held(
+        self,
+        partition: Partition,
+        response: ProducePartitionResponse,
+        copied: memoryview,
+        waiter: Waiter,
+        refused: KafkaError | None,
+        verified: Verification | None = None,
+    ) -> None:
+        """Append a batch that has waited, unless it was refused; answer if the response does not wait any longer."""
+        node, topic, now_ms = self._node, partition.topic, self._node.runtime.env.wall_ms()
+        node.verifying.remove(len(copied))
+        try:
+            if refused is not None:
+                raise refused
+            if not self._append(response, topic, copied, now_ms, waiter, verified, is_checked=True):
+                waiter(None)
+        except KafkaError as error:
+            partition.refused(copied, error, now_ms)
+            self.rejected(response, topic, error)
+            waiter(error)
+        except Exception:
+            waiter(self.unexpected(response, topic))
 
     def _forward(self, response: ProducePartitionResponse, topic: TopicImage, records: memoryview | None) -> None:
         """Forward to the leader after the earlier batches, or append locally if this node leads by then."""

@@ -266,7 +266,7 @@ class CoordinatorTopic:
         while offset < end_offset:
             try:
                 read = partition.log.read_job(offset, LOAD_CHUNK_BYTES, end_offset)
-                chunk = await self._runtime.run_blocking(partial(_read, read))
+                chunk = await self._runtime.run_blocking(partial(read_chunk, read))
             except Exception as error:
                 if is_damage(error):
                     partition.found_damaged(offset, "read", str(error))
@@ -417,13 +417,15 @@ class _Damage(NamedTuple):
     reason: str
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
+    """Decoded records of a part of a log. `damages` are the batches that cannot be read."""
+
     parts: list[LoadedRecords]
     next_offset: int
     damages: list[_Damage]
 
 
-def _read(job: Callable[[], Buffer]) -> _Chunk | None:
+def read_chunk(job: Callable[[], Buffer]) -> Chunk | None:
     """Return the records of a log chunk, or None if it is empty. Runs in the executor."""
     data = memoryview(job())
     loaded = [LoadedRecords([])]
@@ -444,7 +446,7 @@ def _read(job: Callable[[], Buffer]) -> _Chunk | None:
             loaded[-1].records.extend(part.records)
         else:
             loaded.append(part)
-    return None if next_offset is None else _Chunk(loaded, next_offset, damages)
+    return None if next_offset is None else Chunk(loaded, next_offset, damages)
 
 
 def _decode(header: BatchHeader, batch: memoryview) -> LoadedRecords:

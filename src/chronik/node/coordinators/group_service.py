@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 from chronik.groups.commits import CommitRequest
-from chronik.groups.consumer_member import ConsumerHeartbeat
+from chronik.groups.consumer_member import JOIN_EPOCH, ConsumerHeartbeat
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.offsets import Producer
 from chronik.groups.records import CommittedOffset, TopicPartition
-from chronik.groups.step import Action, GroupSettings, MigrationPolicy, Moment, Rebalanced
-from chronik.groups.topics import Topic
+from chronik.groups.share_member import ShareHeartbeat
+from chronik.groups.step import (
+    Action,
+    DeleteShares,
+    GroupSettings,
+    InitializeShares,
+    MigrationPolicy,
+    Moment,
+    Rebalanced,
+)
+from chronik.groups.topics import Topic, TopicIdPartition
 from chronik.metadata.events import Event, PartitionsCreated, ReplicasChanged, TopicCreated, TopicDeleted
 from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
 from chronik.node.coordinators.coordinator_topic import LoadedRecords
+from chronik.node.coordinators.log_ends import LogEnds
 from chronik.node.coordinators.service import CoordinatorService
+from chronik.node.coordinators.share_state import ShareStateClient, Summary
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Values
 from chronik.observe.metrics import GroupLag
+from chronik.shares.state import UNINITIALIZED_OFFSET, InitialState, SharePartitionKey
 from chronik.wire.errors import ErrorCode, KafkaError
+
+INITIALIZATION_WAIT_S = 1.0
+"""How long the answer to a member that joins a share group waits for the state of new partitions."""
+
+SHARE_STATE_TIMEOUT_MS = 5_000
+UNKNOWN_LAG = -1
 
 
 class MetadataTopics:
@@ -85,6 +105,8 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         topics: Topics,
         lease_is_valid: Callable[[], bool],
         age_clock: AgeClock,
+        share_state: ShareStateClient,
+        log_ends: LogEnds,
     ) -> None:
         config = runtime.config
         settings = GroupSettings(
@@ -98,6 +120,9 @@ class GroupService(CoordinatorService[GroupCoordinator]):
             consumer_members_max=config.group_consumer_max_size,
             assignors=config.group_consumer_assignors,
             migration=MigrationPolicy(config.group_consumer_migration_policy),
+            share_session_timeout_ms=config.group_share_session_timeout_ms,
+            share_heartbeat_interval_ms=config.group_share_heartbeat_interval_ms,
+            share_members_max=config.group_share_max_size,
             group_configs=self._configs_of,
         )
         coordinator = GroupCoordinator(settings, runtime.env.new_uuid)
@@ -106,6 +131,10 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         super().__init__(
             OFFSETS_TOPIC, count, "groups", coordinator, runtime, metadata, host, topics, lease_is_valid, age_clock
         )
+        self._share_state = share_state
+        self._log_ends = log_ends
+        self._share_tasks: dict[asyncio.Task[None], str] = {}
+        """The pending requests to share coordinators, each with its group."""
 
     def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         """Remove the offsets of deleted topics, and move coordinators with their partitions."""
@@ -118,9 +147,8 @@ class GroupService(CoordinatorService[GroupCoordinator]):
                 self._run(self._coordinator.topics_deleted((event.topic.name,), self._now()))
         super().metadata_changed(image, events)
 
-    def _configs_of(self, group_id: str) -> Mapping[str, int]:
-        configs = self._metadata.image.group_configs.get(group_id, {})
-        return {name: int(text) for name, text in configs.items()}
+    def _configs_of(self, group_id: str) -> Mapping[str, str]:
+        return self._metadata.image.group_configs.get(group_id, {})
 
     def replay(self, partition: int, loaded: LoadedRecords) -> None:
         records, producer, is_commit = loaded
@@ -166,6 +194,92 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         await self.topic.ensure_exists()
         return await self._submit(
             request.group_id, lambda token, at: self._coordinator.consumer_heartbeat(request, token, at)
+        )
+
+    async def share_heartbeat(self, request: ShareHeartbeat) -> Values:
+        await self.topic.ensure_exists()
+
+        async def send() -> Values:
+            return await self._submit(
+                request.group_id, lambda token, at: self._coordinator.share_heartbeat(request, token, at)
+            )
+
+        values = await send()
+        if request.epoch == JOIN_EPOCH and values["error_code"] is ErrorCode.none:
+            # The partitions are assigned once their state exists: without this pause, at the next heartbeat.
+            tasks = [task for task, group_id in self._share_tasks.items() if group_id == request.group_id]
+            if tasks:
+                await asyncio.wait(tasks, timeout=INITIALIZATION_WAIT_S)
+                values = await send()
+        return values
+
+    async def share_offsets(self, group_id: str, topics: Mapping[str, Sequence[int]] | None) -> list[Values]:
+        """Describe the start offsets of these partitions, or of all that the group has; raise if it does not exist."""
+        await self.topic.ensure_exists()
+        shared = self._authority(group_id).share_topics(group_id)
+        image = self._metadata.image
+        if topics is None:
+            known = shared.partitions()
+            topics = {
+                name: sorted(index for each, index in known if each == topic_id)
+                for name, topic_id in sorted(shared.ids().items())
+                if topic_id in image.names_by_id and topic_id not in shared.deleting
+            }
+        ids = {name: topic.id for name in topics if (topic := image.topic(name)) is not None}
+        initialized = shared.initialized_partitions()
+        keys = [
+            SharePartitionKey(group_id, ids[name], index)
+            for name, indexes in topics.items()
+            for index in indexes
+            if name in ids and (ids[name], index) in initialized
+        ]
+        summaries = await self._share_state.read_summary(keys, SHARE_STATE_TIMEOUT_MS) if keys else {}
+        started = [
+            (image.names_by_id[key.topic_id], key.partition)
+            for key, summary in summaries.items()
+            if summary.error is ErrorCode.none and summary.start_offset >= 0 and key.topic_id in image.names_by_id
+        ]
+        ends = await self._log_ends.of(started)
+
+        def describe(name: str, index: int) -> Values:
+            if image.partition(name, index) is None:
+                return _no_offset(index, ErrorCode.unknown_topic_or_partition)
+            summary = summaries.get(SharePartitionKey(group_id, ids[name], index))
+            if summary is None or summary.error is not ErrorCode.none:
+                return _no_offset(index, ErrorCode.none if summary is None else summary.error)
+            return {
+                "partition_index": index,
+                "start_offset": summary.start_offset,
+                "leader_epoch": max(0, summary.leader_epoch),
+                "lag": _lag(summary, ends.get((name, index))),
+                "error_code": ErrorCode.none,
+            }
+
+        return [
+            {
+                "topic_name": name,
+                "topic_id": ids.get(name),
+                "partitions": [describe(name, index) for index in indexes],
+            }
+            for name, indexes in topics.items()
+        ]
+
+    async def alter_share_offsets(self, group_id: str, offsets: Mapping[TopicIdPartition, int]) -> Values:
+        """Set start offsets; raise for an error of all. `errors` of the result has those of the partitions."""
+        await self.topic.ensure_exists()
+        return _checked(
+            await self._submit(
+                group_id, lambda token, at: self._coordinator.alter_share_offsets(group_id, offsets, token, at)
+            )
+        )
+
+    async def delete_share_offsets(self, group_id: str, topics: Sequence[str]) -> Values:
+        """Delete the state of topics; raise for an error of all. `errors` of the result has those of topic ids."""
+        await self.topic.ensure_exists()
+        return _checked(
+            await self._submit(
+                group_id, lambda token, at: self._coordinator.delete_share_offsets(group_id, topics, token, at)
+            )
         )
 
     async def leave(self, group_id: str, members: list[tuple[str, str | None]]) -> Values:
@@ -255,6 +369,10 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         await self.topic.ensure_exists()
         return self._authority(group_id).describe_consumer_group(group_id)
 
+    async def describe_share_group(self, group_id: str) -> Values:
+        await self.topic.ensure_exists()
+        return self._authority(group_id).describe_share_group(group_id)
+
     def groups(self) -> list[Values]:
         """Return all groups of this node, or none without a lease. COORDINATOR_LOAD_IN_PROGRESS while groups load."""
         if not self._lease_is_valid():
@@ -282,6 +400,61 @@ class GroupService(CoordinatorService[GroupCoordinator]):
                 generation=action.generation,
                 members=action.member_count,
             )
+        elif isinstance(action, InitializeShares):
+            offsets = {
+                SharePartitionKey(action.group_id, *partition): InitialState(action.state_epoch, offset)
+                for partition, offset in action.offsets.items()
+            }
+            self._ask_share_coordinators(
+                action.group_id, action.token, self._share_state.initialize(offsets, SHARE_STATE_TIMEOUT_MS)
+            )
+        elif isinstance(action, DeleteShares):
+            keys = [SharePartitionKey(action.group_id, *partition) for partition in sorted(action.partitions)]
+            self._ask_share_coordinators(
+                action.group_id, action.token, self._share_state.delete(keys, SHARE_STATE_TIMEOUT_MS)
+            )
+
+    def _ask_share_coordinators(
+        self, group_id: str, token: int, request: Coroutine[Any, Any, dict[SharePartitionKey, ErrorCode]]
+    ) -> None:
+        async def ask() -> None:
+            try:
+                errors = await request
+            except Exception:
+                # The operation ends all the same: the group would wait for it forever.
+                self._log.exception("share_state_failed", group=group_id)
+                errors = {}
+            failed = {error.name for error in errors.values() if error is not ErrorCode.none}
+            if failed:
+                self._log.warning("share_state_not_changed", group=group_id, errors=sorted(failed))
+            answers = {(key.topic_id, key.partition): error for key, error in errors.items()}
+            self._run(self._coordinator.shares_done(token, answers, self._now()))
+
+        task = self._loop.create_task(ask())
+        self._share_tasks[task] = group_id
+        task.add_done_callback(lambda task: self._share_tasks.pop(task, None))
+
+    async def stop(self) -> None:
+        for task in list(self._share_tasks):
+            task.cancel()
+        await super().stop()
 
     def _expired(self, at: Moment) -> Sequence[Action]:
         return self._coordinator.expire_offsets(at)
+
+
+def _no_offset(index: int, error: ErrorCode) -> Values:
+    return {"partition_index": index, "start_offset": UNINITIALIZED_OFFSET, "lag": UNKNOWN_LAG, "error_code": error}
+
+
+def _lag(summary: Summary, end: int | None) -> int:
+    """Return the number of records from the start offset on that are not done; -1 if it is not known."""
+    if end is None or summary.start_offset < 0 or summary.delivery_complete_count < 0:
+        return UNKNOWN_LAG
+    return max(0, end - summary.start_offset - summary.delivery_complete_count)
+
+
+def _checked(values: Values) -> Values:
+    if values["error_code"] is not ErrorCode.none:
+        raise KafkaError(values["error_code"], values.get("error_message") or "")
+    return values

@@ -118,7 +118,7 @@ class CoordinatorService(ABC, Generic[M]):
     async def start(self) -> None:
         """Load what this node coordinates, if the topic exists."""
         await self.topic.take_over()
-        self._expiry = self._loop.call_later(EXPIRY_INTERVAL_S, self._expire)
+        self._expire_after(EXPIRY_INTERVAL_S)
         self._check_lease()
 
     async def stop(self) -> None:
@@ -275,8 +275,13 @@ class CoordinatorService(ABC, Generic[M]):
             self._suspend()
 
     def _expire(self) -> None:
-        self._expiry = self._loop.call_later(EXPIRY_INTERVAL_S, self._expire)
+        self._expire_after(EXPIRY_INTERVAL_S)
         self._run(self._expired(self._now()._replace(wall_ms=self._age_clock.now_ms())))
+
+    def _expire_after(self, wait_s: float) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self._loop.call_later(wait_s, self._expire)
 
     @abstractmethod
     def _expired(self, at: Moment) -> Sequence[Any]:

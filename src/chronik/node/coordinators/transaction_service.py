@@ -19,6 +19,7 @@ from chronik.node.serving.api import Values
 from chronik.observe.metrics import TransactionGauges
 from chronik.transactions.actions import Action, Ended, Settled, WriteMarkers
 from chronik.transactions.coordinator import (
+    IDS_EXPIRED_MAX,
     EndRequest,
     InitProducerRequest,
     ProducerIdAndEpoch,
@@ -37,6 +38,9 @@ from chronik.wire.errors import ErrorCode, KafkaError
 SETTLE_WAIT_S = 0.1
 """How long a request waits for the transition before it, before it gets CONCURRENT_TRANSACTIONS. The next transaction
 usually begins while the markers of the last one are being written, and clients would pause longer than that takes."""
+
+EXPIRY_PAUSE_S = 1.0
+"""Between two parts of many ids that expire."""
 
 
 class TransactionService(CoordinatorService[TransactionCoordinator]):
@@ -271,4 +275,7 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         self._run(self._coordinator.marker_written(action.transactional_id, producer, partition, self._now()))
 
     def _expired(self, at: Moment) -> Sequence[Action]:
-        return self._coordinator.expire_ids(at)
+        actions = self._coordinator.expire_ids(at)
+        if len(actions) == IDS_EXPIRED_MAX:
+            self._expire_after(EXPIRY_PAUSE_S)
+        return actions

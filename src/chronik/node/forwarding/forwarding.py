@@ -35,6 +35,7 @@ from chronik.storage.producers import is_after
 from chronik.storage.refusals import TEMPORARY_ERRORS
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
+from chronik.wire.compression import View
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.produce import (
     TOPIC_IDS_FROM,
@@ -87,7 +88,7 @@ class ForwardedBatch:
     request: ForwardedRequest
     topic: TopicImage
     response: ProducePartitionResponse
-    records: memoryview
+    records: View
     append_here: Callable[[memoryview], None]
     """Appends to this node's log if this node has become the leader. Calls the waiter, or raises the error that is the
     outcome."""
@@ -371,7 +372,8 @@ class Forwarding:
         response = batch.response
         self._accepted(batch)
         if answer.error_code:
-            self._failed(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or ""))
+            errors = [(number, reason or "") for number, reason in answer.record_errors]
+            self._failed(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or "", errors))
             return
         response.base_offset = answer.base_offset
         response.log_append_time_ms = answer.log_append_time_ms

@@ -31,6 +31,7 @@ class AuthorizationService:
             config.super_users, allow_everyone_if_no_acl_found=config.allow_everyone_if_no_acl_found
         )
         self._audit = DenialAudit(runtime)
+        self.known = self._authorizer.known
         self.allows = self._authorizer.allows
         self.allows_any = self._authorizer.allows_any
         self.denied = self._audit.denied

@@ -411,11 +411,17 @@ class ClusterMember:
         if self.raft.leader_id >= 0:
             return
         self._is_majority_lost = True
+        missing = self.missing()
+        remedy = (
+            "start the missing nodes"
+            if missing
+            else "all are connected, but no election completes: check the load of their CPUs and their disks"
+        )
         self._log.error(
             "majority_lost",
             voters=[voter.node_id for voter in self.raft.node.membership.voters],
-            missing=self.missing(),
-            then="nothing is changed or acknowledged without a majority of the voters: start the missing nodes",
+            missing=missing,
+            then=f"nothing is changed or acknowledged without a majority of the voters: {remedy}",
         )
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
@@ -467,9 +473,14 @@ class ClusterMember:
 
 
 def founders(config: NodeConfig) -> tuple[int, ...]:
-    """Return the initial voters: the three lowest configured node ids, or the five lowest if there are that many."""
-    ids = sorted({config.node_id, *(peer.id for peer in config.peers)})
-    return tuple(ids[: FOUNDERS_LARGE if len(ids) >= FOUNDERS_LARGE else FOUNDERS_SMALL])
+    """Return the initial voters: the three lowest configured node ids, or the five lowest if there are that many.
+
+    If machines run several nodes, the first node of each machine comes before second ones: the loss of a machine should
+    not be the loss of a majority.
+    """
+    ranks = {config.node_id: 0} | {peer.id: peer.rank for peer in config.peers}
+    ids = sorted(ranks, key=lambda node_id: (ranks[node_id], node_id))
+    return tuple(sorted(ids[: FOUNDERS_LARGE if len(ids) >= FOUNDERS_LARGE else FOUNDERS_SMALL]))
 
 
 def _cluster_id(config: NodeConfig, folder: DataFolder) -> str:

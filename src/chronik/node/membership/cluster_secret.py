@@ -13,9 +13,9 @@ from random import Random
 
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.environment import Environment
+from chronik.node.process_config import SECRET_NAME as SECRET_NAME
 from chronik.storage.disk import Disk, NotPrivate, read_file, write_file_atomic
 
-SECRET_NAME = "cluster-secret"  # noqa: S105 - the name of a file
 SECRET_VARIABLE = "CHRONIK_CLUSTER_SECRET"  # noqa: S105 - the name of a variable
 RANDOM_BYTES = 32
 CHARACTERS_MIN = 32

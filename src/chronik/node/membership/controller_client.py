@@ -61,6 +61,7 @@ class ControllerClient:
             decode_call_reply,
             lambda: self._answer_here(call, self._node_id),
             deadline_s,
+            deadline_s,
         )
         if reply.code:
             raise KafkaError(ErrorCode(reply.code), reply.message)
@@ -82,9 +83,13 @@ class ControllerClient:
         body: bytes,
         decode: Callable[[memoryview], R],
         answer_here: Callable[[], Awaitable[R]],
+        retry_until_s: float,
         deadline_s: float,
     ) -> R:
-        """Return the controller's reply; if this node is the controller, use `answer_here`."""
+        """Return the controller's reply; if this node is the controller, use `answer_here`.
+
+        Wait for a reply until `deadline_s`, but send nothing again after `retry_until_s`.
+        """
         pause_s = RETRY_PAUSE_S_MIN
         hint = NOBODY
         while True:
@@ -107,7 +112,7 @@ class ControllerClient:
                     hint = reply.controller_id if reply.controller_id != target else NOBODY
             except (ClientError, MalformedRequest) as error:
                 reason = str(error)
-            if deadline_s - self._loop.time() <= pause_s:
+            if retry_until_s - self._loop.time() <= pause_s:
                 raise KafkaError(ErrorCode.request_timed_out, f"the controller cannot be reached: {reason}")
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)

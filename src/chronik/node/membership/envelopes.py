@@ -77,12 +77,15 @@ class Envelopes:
         )
         wait = getattr(request.message, "timeout", None)
         timeout_s = bounded_wait_s(wait) if isinstance(wait, timedelta) else CALL_TIMEOUT_S
-        deadline_s = self._loop.time() + timeout_s + SLACK_S
+        # A client without a response may have sent another request: this one must not be carried out after that one.
+        retry_until_s = self._loop.time() + timeout_s
+        deadline_s = retry_until_s + SLACK_S
         reply = await self._client.ask(
             InternalKey.ENVELOPE,
             encode(envelope),
             decode_envelope_reply,
             lambda: self.open(envelope, request),
+            retry_until_s,
             deadline_s,
         )
         try:
@@ -115,7 +118,7 @@ class Envelopes:
             Access(envelope.principal, envelope.host, self._decisions_for(envelope), api_name(envelope.api_key)),
         )
         request.message = await decode_request(self._runtime, envelope.api_key, envelope.api_version, envelope.body)
-        answer, is_failed = await answer_cold(handler, request, self._log)
+        answer, is_failed = await answer_cold(self._runtime, handler, request, self._log)
         return EnvelopeReply(True, self._node_id, self._metadata.version, is_failed, answer)
 
     def _decisions_for(self, envelope: Envelope) -> Decisions | None:

@@ -5,6 +5,7 @@
     30001 RAFT             one message of chronik.raft; has no response
     30002 CONTROLLER_CALL  an operation or query that only the controller may answer; answered when it is done
     30003 ENVELOPE         a client's whole request, for the controller to answer
+    30005 REGISTRY         a command of the schema registry, for the leader of its topic; JSON, see node.schema_registry
 
 All are version 0. A body is one msgpack map (RAFT: the bytes of `raft.messages`). Readers skip unknown keys, so a field
 may be added with a default. The same listener also serves Kafka's Produce and Fetch, and the other Kafka APIs that
@@ -44,6 +45,7 @@ class InternalKey(IntEnum):
     CONTROLLER_CALL = 30_002
     ENVELOPE = 30_003
     PROOF = 30_004
+    REGISTRY = 30_005
 
 
 MARKERS = "markers"

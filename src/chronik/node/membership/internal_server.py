@@ -52,9 +52,15 @@ NEEDS_LOGS = (
     ApiKey.DESCRIBE_TRANSACTIONS,
     ApiKey.DESCRIBE_PRODUCERS,
     ApiKey.DESCRIBE_CONFIGS,
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+    ApiKey.READ_SHARE_GROUP_STATE,
+    ApiKey.WRITE_SHARE_GROUP_STATE,
+    ApiKey.DELETE_SHARE_GROUP_STATE,
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
 )
 KAFKA_APIS = (*NEEDS_LOGS, ApiKey.API_VERSIONS)
-"""The Kafka APIs that peers use: forwarded batches, the requests of replicas, and those of transactions.
+"""The Kafka APIs that peers use: forwarded batches, the requests of replicas, and those of transactions and
+share groups.
 
 The page and the doctor of a node describe the cluster with the remaining ones: clients' listeners may require a log-in.
 """

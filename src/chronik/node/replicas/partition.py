@@ -26,7 +26,7 @@ from chronik.storage.log import Log
 from chronik.storage.producers import AppendResult
 from chronik.storage.reading import ReadJob
 from chronik.storage.refusals import NO_PRODUCERS, TEMPORARY_ERRORS, RefusedBatches
-from chronik.storage.syncing import SyncJob
+from chronik.storage.syncing import FlushJob, SyncJob
 from chronik.wire.batch import (
     HEADER_BYTES,
     TRANSACTIONAL,
@@ -327,7 +327,7 @@ class Partition:
     def is_dispensable(self) -> bool:
         """Whether the metadata counts this replica neither in sync nor eligible: no record depends on it."""
         image = self.image
-        return image is not None and self.node_id not in (*image.isr, *image.eligible)
+        return image is not None and self.node_id not in image.isr and self.node_id not in image.eligible
 
     def is_fit_to_lead(self, image: PartitionImage) -> bool:
         """Whether this node's log may become the reference for the other replicas.
@@ -621,9 +621,22 @@ class Partition:
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
         self.log.sync_failed(job)
         self.jobs.end()
+        self._sync_has_failed(error)
+
+    def _sync_has_failed(self, error: Exception) -> None:
         self._log.error("sync_failed", error=repr(error))
         self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
         self._replication.sync_failed(self)
+
+    def flush_job(self) -> FlushJob | None:
+        return self.log.flush_job()
+
+    def flushed(self, job: FlushJob) -> bool:
+        return self.log.flushed(job)
+
+    def flush_failed(self, job: FlushJob, error: Exception) -> None:
+        self.log.flush_failed(job)
+        self._sync_has_failed(error)
 
     def stalled(self) -> None:
         """A sync hangs: fail the waiting requests with an unknown outcome, and hand leadership to another replica."""
@@ -648,10 +661,7 @@ class Partition:
         self.log.resume()
 
     def found_damaged(self, offset: int, how: HowFound = "read", reason: str = BAD_BATCH) -> bool:
-        """Report corrupt or missing records at or after `offset`; return whether another replica can serve readers.
-
-        If no other replica can lead, readers get the data as it is, and clients that check CRCs notice the damage.
-        """
+        """Report corrupt or missing records at or after `offset`; return whether another replica can serve readers."""
         self._replication.damaged(self, offset, how, reason)
         others = () if self.leader is None else self.leader.in_sync_replicas
         return self.leader is None or any(x != self.node_id and x in self._replication.live for x in others)

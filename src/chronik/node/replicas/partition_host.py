@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 from chronik.metadata.calls import HandOver, ReplicaReport
@@ -37,8 +37,17 @@ from chronik.node.replicas.replica_sessions import ReplicaSessions
 from chronik.node.replicas.replication import ClusterLinks, Replication
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.runtime import Runtime
-from chronik.node.topic_settings import is_traced, partition_settings, topic_defaults, topic_settings, traced_topics
+from chronik.node.topic_settings import (
+    TopicDefaults,
+    TopicSettings,
+    is_traced,
+    partition_settings,
+    topic_defaults,
+    topic_settings,
+    traced_topics,
+)
 from chronik.observe.metrics import PartitionGauges
+from chronik.storage.commit_log import LogFrames, LogId
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import StorageError
 from chronik.storage.folder import NO_EPOCH, POINTS_NAME, TOPIC_ID_NAME, Claim, DataFolder, RecoveryPoint
@@ -48,7 +57,11 @@ from chronik.storage.refusals import NO_PRODUCERS, RefusedBatches
 from chronik.wire.batch import HEADER_BYTES, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
-OPEN_AT_ONCE = 64
+OPEN_AT_ONCE = 512
+"""More would delay the first partitions; fewer write the recovery points of all logs more often."""
+OPEN_IN_TURN = 128
+"""A thread opens this many logs, while others open further ones."""
+HOST_IN_TURN = 64
 MOVED_AWAY_MAX = 1_000
 APPLIED_TIMEOUT_S = 30.0
 
@@ -79,6 +92,9 @@ class OpenRequest:
 
 
 Work: TypeAlias = Open | Remove | asyncio.Future[None]
+OpenOutcome: TypeAlias = tuple[Log | Exception | None, Claim]
+"""The log, an error, or None if the log is missing; and how its folder was claimed."""
+T = TypeVar("T")
 
 
 class PartitionHost:
@@ -108,6 +124,7 @@ class PartitionHost:
         self._syncer = syncer
         self._log = runtime.log.bind(component="storage")
         self._defaults = topic_defaults(runtime.config, metadata.image)
+        self._known_settings: tuple[TopicImage, TopicDefaults, TopicSettings] | None = None
         self._checkpoints = Checkpoints(runtime, folder, self.partitions)
         self.reports = ReplicaReports(runtime, self.partitions, links.report_replicas, self._loss_reported)
         self.replication = Replication(runtime, links, self._checkpoints, self.reports, folder.path)
@@ -120,6 +137,8 @@ class PartitionHost:
         self._refetched: dict[tuple[UUID, int], str] = {}
         """Missing logs that restart empty, with the reason to record as damage."""
         self._unremoved: list[Remove] = []
+        self._to_replay: set[LogId] = set()
+        """Logs that could not be synced when they were closed: what they lack is in the commit log."""
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
         self.is_open = False
@@ -151,6 +170,8 @@ class PartitionHost:
                 ]
             )
         self._worker = self._loop.create_task(self._run_work(), name="partition-host")
+        if self._syncer.committer is not None:
+            self._syncer.committer.start()
         self.is_open = True
 
     async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
@@ -162,6 +183,9 @@ class PartitionHost:
         self.replica_sessions.close()
         with contextlib.suppress(TimeoutError):
             await self._syncer.settled()
+        committer = self._syncer.committer
+        if committer is not None:
+            committer.close()
         # The pending records may have been replicated, so the error must not say that they were not appended.
         closing = KafkaError(ErrorCode.request_timed_out, "the node is stopping")
         partitions = list(self.partitions.values())
@@ -170,7 +194,8 @@ class PartitionHost:
         for partition in partitions:
             partition.close(closing)
         try:
-            if await self._close_logs(partitions):
+            is_clean = await self._close_logs(partitions)
+            if is_clean and (committer is None or not committer.has_failed):
                 points = recovery_points_of(self.folder, partitions)
                 record = partial(self.folder.record_clean_shutdown, points, watermarks, broker_epoch)
                 await self._syncer.disk.wait(self._loop.run_in_executor(self._runtime.env.executor, record))
@@ -262,6 +287,13 @@ class PartitionHost:
         for partition in self.partitions.values():
             partition.close(replaced)
 
+    def _settings_of(self, topic: TopicImage) -> TopicSettings:
+        """Return the topic's settings. They depend on all of its partitions, so they are kept for the next one."""
+        known = self._known_settings
+        if known is None or known[0] is not topic or known[1] is not self._defaults:
+            known = self._known_settings = (topic, self._defaults, topic_settings(topic, self._defaults))
+        return known[2]
+
     def _image_of(self, topic_id: UUID, index: int) -> PartitionImage | None:
         topic = self.image.topic_by_id(topic_id)
         return None if topic is None else topic.partition(index)
@@ -333,7 +365,7 @@ class PartitionHost:
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
             if topic is not None and (only_topic is None or topic.name == only_topic):
-                partition.configure(partition_settings(image, topic, partition.index, self._defaults))
+                partition.configure(partition_settings(self._settings_of(topic), image, topic, partition.index))
 
     async def _run_work(self) -> None:
         while True:
@@ -367,12 +399,15 @@ class PartitionHost:
             OpenRequest(
                 topic,
                 index,
-                topic_settings(topic, self._defaults).log_config,
+                self._settings_of(topic).log_config,
                 self.folder.recovery_point(topic.name, index, topic.id),
             )
             for topic, index in assigned
         ]
-        results = await self._runtime.run_blocking(lambda: [self._open_log(request, now_ms) for request in requests])
+        # Each new log costs a sync, and the file system joins syncs that wait at the same time.
+        parts = [requests[at : at + OPEN_IN_TURN] for at in range(0, len(requests), OPEN_IN_TURN)]
+        jobs = [partial(self._open_logs, part, now_ms) for part in parts]
+        results = [result for part in await self._run_all(jobs) for result in part]
         opened: list[tuple[OpenRequest, Log]] = []
         for request, (log, claim) in zip(requests, results, strict=True):
             if claim.moved_to is not None:
@@ -385,17 +420,27 @@ class PartitionHost:
                 self._report_unopened(request.topic, request.index, log)
             else:
                 opened.append((request, log))
-        for request, log in await self._list_new(opened):
+        for number, (request, log) in enumerate(await self._list_new(opened), 1):
+            if number % HOST_IN_TURN == 0:
+                await asyncio.sleep(0)
             self._unopened.pop((request.topic.name, request.index), None)
             if log.recovery is not None:
                 self._report_recovery(request.topic.name, request.index, log.recovery)
             self._opened(request.topic, request.index, log, request.recovery_point)
 
-    def _open_log(self, request: OpenRequest, now_ms: int) -> tuple[Log | Exception | None, Claim]:
-        """Return the log, an error, or None if it is missing; and how its folder was claimed. Blocks."""
+    async def _run_all(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        return list(await asyncio.gather(*map(self._runtime.run_blocking, jobs)))
+
+    def _open_logs(self, requests: Sequence[OpenRequest], now_ms: int) -> list[OpenOutcome]:
+        return [self._open_log(request, now_ms) for request in requests]
+
+    def _open_log(self, request: OpenRequest, now_ms: int) -> OpenOutcome:
+        """Open one log. Blocks."""
         topic, index = request.topic, request.index
         claim = Claim()
         try:
+            if LogId(topic.id, index) in self._to_replay:
+                raise StorageError("a sync failed: check the disk, then restart the node, which replays its commit log")
             if self.folder.is_lost(topic.name, index, topic.id):
                 return None, claim
             claim = self.folder.claim_log(topic.name, index, topic.id, now_ms)
@@ -408,6 +453,9 @@ class PartitionHost:
                 recovery_point=request.recovery_point,
                 clean=self.folder.was_clean,
             )
+            committer = self._syncer.committer
+            if committer is not None:
+                log.frames = LogFrames(committer.commit_log, LogId(topic.id, index))
         except Exception as error:
             return error, claim
         return log, claim
@@ -492,7 +540,8 @@ class PartitionHost:
         loss, reason = (None, "") if image is None else self._loss_of(log, recovery_point, len(image.replicas))
         # An old copy of a log may hold uncommitted records below a watermark that was stored later.
         watermark = 0 if loss is not None else self.folder.high_watermarks.get((topic.id, index), 0)
-        settings = partition_settings(self.image, current or topic, index, self._defaults)
+        topic_now = current or topic
+        settings = partition_settings(self._settings_of(topic_now), self.image, topic_now, index)
         partition = Partition(topic, index, log, settings, watermark, self._runtime, self._syncer, self.replication)
         self.partitions[(topic.name, index)] = partition
         if loss is not None:
@@ -549,6 +598,7 @@ class PartitionHost:
                 self.folder.recovery_points.pop((topic, hosted.index), None)
             # Before the files are removed: a new log of the same name must not be checked against this recovery point.
             await self._checkpoints.write()
+            await self._cancel_frames(work, closed)
         except OSError as error:
             self._log.error("log_not_removed", topic=topic, error=repr(error), then="the node retries")
             for hosted in closed:
@@ -559,13 +609,23 @@ class PartitionHost:
 
         def remove() -> None:
             for hosted in closed:
-                hosted.log.close()
+                frames = hosted.log.frames
+                if not hosted.log.close() and frames is not None and frames.exist:
+                    self._to_replay.add(frames.log)
             for hosted in removed:
                 self.folder.remove_log(hosted.topic, hosted.index)()
 
         await self._runtime.run_blocking(remove)
         for hosted in removed:
             self.folder.high_watermarks.pop((topic_id, hosted.index), None)
+
+    async def _cancel_frames(self, work: Remove, closed: Sequence[Partition]) -> None:
+        """Void the commit log's entries of logs that are removed: a later log of the partition must not get them."""
+        for hosted in closed:
+            frames = hosted.log.frames
+            is_removed = not self._is_assigned(self._image_of(work.topic_id, hosted.index))
+            if is_removed and frames is not None and frames.exist:
+                await self._runtime.run_blocking(frames.void)
 
     def _transfer_leadership(self, topic: str, topic_id: UUID, index: int) -> None:
         """Transfer leadership while this node's log is unavailable."""

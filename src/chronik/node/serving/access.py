@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from chronik.authorization.acls import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
@@ -51,6 +51,9 @@ OPERATIONS = {
 class Decisions(Protocol):
     """The authorizer, as a connection uses it."""
 
+    def known(self, principal: str, host: str) -> Mapping[tuple[int, str], bool]:
+        """Return earlier decisions about the client that still hold, by `operation << 8 | type` and name."""
+
     @property
     def allows(self) -> Callable[[str, str, Operation, ResourceType, str], bool]:
         """Decides from principal, host, operation, and the type and name of a resource."""
@@ -71,7 +74,7 @@ class Access:
     API of the request for the audit log.
     """
 
-    __slots__ = ("_by_api", "_decisions", "api", "host", "is_open", "principal")
+    __slots__ = ("_by_api", "_decisions", "_known", "api", "host", "is_open", "principal")
 
     def __init__(self, principal: str, host: str, decisions: Decisions | None, api: str = "") -> None:
         self.principal = principal
@@ -79,6 +82,7 @@ class Access:
         self.api = api
         self.is_open = decisions is None
         self._decisions = decisions
+        self._known: Mapping[tuple[int, str], bool] = {}
         self._by_api: dict[str, Access] = {}
 
     def for_api(self, api: str) -> Access:
@@ -90,16 +94,19 @@ class Access:
 
     def allows(self, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Whether the client may carry out an operation that it requested on a named resource."""
-        decisions = self._decisions
-        if decisions is None or decisions.allows(self.principal, self.host, operation, resource_type, name):
+        if self._known.get((operation << 8 | resource_type, name)) or self.has(operation, resource_type, name):
             return True
-        decisions.denied(self.principal, self.host, self.api, operation, resource_type, name)
+        assert self._decisions is not None
+        self._decisions.denied(self.principal, self.host, self.api, operation, resource_type, name)
         return False
 
     def has(self, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """As `allows`, but not audited: another right may suffice, or the caller only filters what it lists."""
         decisions = self._decisions
-        return decisions is None or decisions.allows(self.principal, self.host, operation, resource_type, name)
+        if decisions is None:
+            return True
+        self._known = decisions.known(self.principal, self.host)
+        return decisions.allows(self.principal, self.host, operation, resource_type, name)
 
     def sees(self, resource_type: ResourceType, name: str) -> bool:
         """Whether a listing shows the resource to the client: it needs DESCRIBE. Not audited."""
@@ -126,6 +133,9 @@ class Access:
 
 class NoRights:
     """Decisions that deny everything, and audit nothing: nobody decided about this client."""
+
+    def known(self, *_: object) -> Mapping[tuple[int, str], bool]:
+        return {}
 
     def allows(self, *_: object) -> bool:
         return False

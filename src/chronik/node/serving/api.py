@@ -1,6 +1,7 @@
 """What an API module needs: the requests that it receives, and the description of its API and handler.
 
-A *cold* handler is a coroutine: it receives the decoded request and returns the response's fields as a dict. A *hot*
+A *cold* handler is a coroutine: it receives the decoded request and returns the response's fields as a dict, or
+`LargeValues`. A *hot*
 handler (Produce, Fetch) is a plain function that parses the frame itself and answers through the request's `Reply`, at
 once or later.
 """
@@ -17,7 +18,19 @@ from chronik.node.serving.connection import Request as Request
 from chronik.wire.errors import ErrorCode
 
 Values: TypeAlias = dict[str, Any]
-ColdHandler: TypeAlias = Callable[[Request], Awaitable[Values]]
+
+
+@dataclass(frozen=True, slots=True)
+class LargeValues:
+    """The fields of a response that would block the loop: `make` returns them.
+
+    It runs in a thread, like the encoding, so it must touch immutable values only.
+    """
+
+    make: Callable[[], Values]
+
+
+ColdHandler: TypeAlias = Callable[[Request], Awaitable[Values | LargeValues]]
 HotHandler: TypeAlias = Callable[[Request, Reply], None]
 ErrorValues: TypeAlias = Callable[[Request, ErrorCode], Values]
 

@@ -17,6 +17,7 @@ from chronik.authorization.acls import ANONYMOUS
 from chronik.node.config import ListenerConfig
 from chronik.node.serving.access import OPEN_ACCESS, Access
 from chronik.observe.metrics import ApiMetrics
+from chronik.wire.compression import View
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.frames import FRAME_SIZE, response_prefix
 
@@ -62,7 +63,7 @@ class Request:
     api_version: int
     correlation_id: int
     client_id: str | None
-    frame: memoryview
+    frame: View
     body_at: int
     started_s: float
     message: Any = None
@@ -129,7 +130,7 @@ class Listener(Protocol):
     """The part of the server that a connection uses."""
 
     loop: asyncio.AbstractEventLoop
-    scratch: memoryview
+    scratch: View
     frame_bytes_max: int
     pipelined_requests_max: int
 
@@ -162,6 +163,7 @@ def _size_refusal(size: int, bytes_max: int) -> str:
 
 class Connection(asyncio.BufferedProtocol):
     """Invariant: `_replies` holds every request that was read and not yet answered, oldest first.
+    `_out` holds at most JOIN_BYTES_MAX and one response, and is empty between turns of the loop.
 
     Owned by the loop. Reading stops while a cold request runs (later requests on this connection must see its effect),
     while another caller holds it, while the peer does not read, and while too many requests are in flight.
@@ -191,6 +193,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large_have = 0
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        self._flush_scheduled = False
         self._parsing = False
         self._write_paused = False
         self._read_paused = False
@@ -268,6 +271,8 @@ class Connection(asyncio.BufferedProtocol):
         callbacks = list(self._on_close.values())
         self._on_close.clear()
         self._replies.clear()
+        self._out.clear()
+        self._out_bytes = 0
         self._drop_large()
         self._partial = b""
         for callback in callbacks:
@@ -479,7 +484,13 @@ class Connection(asyncio.BufferedProtocol):
             if reply.body is not None:
                 self._queue(reply)
         if not self._parsing:
-            self._flush()
+            # Responses that become ready in the same turn of the loop leave in one write. The last one that is awaited
+            # does not wait for the end of the turn: for a client with one request in flight, that is each one.
+            if not replies or self._out_bytes >= JOIN_BYTES_MAX:
+                self._flush()
+            elif self._out and not self._flush_scheduled:
+                self._flush_scheduled = True
+                self._server.loop.call_soon(self._flush_at_end_of_turn)
             if self._read_paused or self._end_of_input:
                 self._continue()
 
@@ -498,6 +509,11 @@ class Connection(asyncio.BufferedProtocol):
         self._out.append(FRAME_SIZE.pack(len(data)) + data)
         self._out_bytes += len(data)
         if not self._parsing:
+            self._flush()
+
+    def _flush_at_end_of_turn(self) -> None:
+        self._flush_scheduled = False
+        if not self.is_closing:
             self._flush()
 
     def _flush(self) -> None:
@@ -572,4 +588,4 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return 0 if self._transport is None else self._out_bytes + self._transport.get_write_buffer_size()

@@ -80,6 +80,7 @@ RIGHTS: Mapping[int, tuple[Right, ...]] = {
     10: (
         Right(Operation.DESCRIBE, GROUP, GROUP_ERROR, "of a group"),
         Right(Operation.DESCRIBE, TRANSACTIONAL_ID, ID_ERROR, "of a transactional id"),
+        Right(Operation.CLUSTER_ACTION, CLUSTER, CLUSTER_ERROR, "of a share coordinator"),
     ),
     11: (_of_group(Operation.READ),),
     12: (_of_group(Operation.READ),),
@@ -163,8 +164,27 @@ RIGHTS: Mapping[int, tuple[Right, ...]] = {
         Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR, "if the topic is named"),
         Right(Operation.DESCRIBE, TOPIC, OMITTED, "if all topics are requested"),
     ),
+    76: (_of_group(Operation.READ), Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR)),
+    77: (
+        _of_group(Operation.DESCRIBE),
+        Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR, "of the members' assignments and subscriptions"),
+    ),
+    78: (_of_group(Operation.READ), Right(Operation.READ, TOPIC, TOPIC_ERROR)),
+    79: (_of_group(Operation.READ), Right(Operation.READ, TOPIC, TOPIC_ERROR)),
     80: _required(Operation.ALTER),
     81: _required(Operation.ALTER),
+    83: _required(Operation.CLUSTER_ACTION),
+    84: _required(Operation.CLUSTER_ACTION),
+    85: _required(Operation.CLUSTER_ACTION),
+    86: _required(Operation.CLUSTER_ACTION),
+    87: _required(Operation.CLUSTER_ACTION),
+    90: (
+        _of_group(Operation.DESCRIBE),
+        Right(Operation.DESCRIBE, TOPIC, TOPIC_ERROR, "if the topic is named"),
+        Right(Operation.DESCRIBE, TOPIC, OMITTED, "if all topics are requested"),
+    ),
+    91: (_of_group(Operation.READ), Right(Operation.READ, TOPIC, TOPIC_ERROR)),
+    92: (_of_group(Operation.DELETE), Right(Operation.READ, TOPIC, TOPIC_ERROR)),
 }
 """By API key. An API without rights is open to every client of the listener."""
 

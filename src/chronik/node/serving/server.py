@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from struct import Struct
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from chronik.client.endpoint import Endpoint
 from chronik.node.config import ConfigError, ListenerConfig
 from chronik.node.runtime import Runtime
 from chronik.node.serving.access import Access, Decisions
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Handler, LargeValues, Values
 from chronik.node.serving.authentication import Authentication
 from chronik.node.serving.connection import SCRATCH_BYTES, Connection, Reply, Request
 from chronik.node.serving.connection_quotas import ConnectionQuotas
@@ -38,6 +39,17 @@ LOOP_BODY_BYTES_MAX = 64 * 1024
 REFUSALS_LOGGED_PER_SWEEP = 10
 THROTTLE_TIME = "throttle_time"
 _INT32 = Struct(">i")
+
+
+class Listening(Protocol):
+    """The server of an event loop: uvloop's has a list of sockets, asyncio's a tuple."""
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]: ...
+
+    async def start_serving(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class ControllerRoute(Protocol):
@@ -94,7 +106,7 @@ class Server:
         self.held_bytes = 0
         self.reading_bytes = 0
         """Bytes that reads in threads may still load into memory."""
-        self._listeners: dict[str, tuple[ListenerConfig, asyncio.Server]] = {}
+        self._listeners: dict[str, tuple[ListenerConfig, Listening]] = {}
         """By name; the first one is that of `listen.kafka`."""
         # Insertion-ordered; never iterated when order would matter.
         self._connections: dict[Connection, None] = {}
@@ -401,7 +413,7 @@ class Server:
                 except KafkaError as error:
                     answer, reply.failed = _error_body(api, request, error.code, error.message), True
             else:
-                answer, reply.failed = await answer_cold(handler, request, self._log)
+                answer, reply.failed = await answer_cold(self._runtime, handler, request, self._log)
         except Exception:
             # The error response itself failed. Abort, so that the client does not wait forever.
             self._log.exception("error_response_failed", api=api.key.name, version=request.api_version)
@@ -422,7 +434,7 @@ async def decode_request(runtime: Runtime, api_key: int, version: int, body: byt
     return await runtime.run_blocking(partial(read_request, api_key, version, body))
 
 
-async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
+async def answer_cold(runtime: Runtime, handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
     """Return the response body and whether it is an error."""
     assert handler.cold is not None
     refused = refusal(request.access, request.api_key)
@@ -431,6 +443,9 @@ async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[
     try:
         work = handler.cold(request)
         values = await (work if request.limits is None else request.limits.timed(work))
+        if isinstance(values, LargeValues):
+            make, throttle_ms = values.make, _throttle_ms(request)
+            return await runtime.run_blocking(lambda: _encode(request, make(), throttle_ms)), False
         return _write(request, values), False
     except KafkaError as error:
         return _error_body(handler.api, request, error.code, error.message), True
@@ -454,9 +469,14 @@ def _error_body(api: Api, request: Request, code: ErrorCode, message: str) -> by
 
 def _write(request: Request, values: Values) -> bytes:
     """Encode a response, with the time for which the client is throttled."""
-    throttle_ms = request.throttle_ms
-    if request.limits is not None:
-        throttle_ms = max(throttle_ms, request.limits.settle())
+    return _encode(request, values, _throttle_ms(request))
+
+
+def _throttle_ms(request: Request) -> int:
+    return request.throttle_ms if request.limits is None else max(request.throttle_ms, request.limits.settle())
+
+
+def _encode(request: Request, values: Values, throttle_ms: int) -> bytes:
     if throttle_ms and has_field(request.api_key, "response", (), THROTTLE_TIME):
         values = {**values, THROTTLE_TIME: throttle_ms}
     return write_response(request.api_key, request.api_version, values)

@@ -23,6 +23,8 @@ from chronik.node.serving.x509 import MalformedCertificate, read_certificate
 
 POLL_S = 1.0
 """How often files are checked. A change is loaded when two checks in a row see the same files: both of a pair."""
+FILE_BYTES_MAX = 4 * 1024 * 1024
+KEPT = "the previous ones stay in use"
 
 EXPIRY_WARNING_S = 14 * 86_400
 EXPIRY_LOGGED_EVERY_S = 86_400.0
@@ -110,6 +112,10 @@ def _load_pair(tls: Tls, contexts: Sequence[ssl.SSLContext]) -> None:
             raise ConfigError(f"tls.key {tls.key} does not belong to tls.certificate {tls.certificate}") from None
         wrong = "or tls.key_password_file has the wrong password" if password else "use PEM files"
         raise ConfigError(f"tls.certificate {tls.certificate} or tls.key {tls.key} cannot be read: {wrong}") from None
+    except OSError as error:
+        # One of the files was removed since it was read above.
+        line = f"tls.certificate {tls.certificate} or tls.key {tls.key} cannot be read: {error.strerror}"
+        raise ConfigError(line) from None
 
 
 def _no_password() -> NoReturn:
@@ -117,6 +123,7 @@ def _no_password() -> NoReturn:
 
 
 def _load_authorities(context: ssl.SSLContext, path: str) -> None:
+    _read("tls.authorities", path, is_secret=False)
     try:
         context.load_verify_locations(path)
     except OSError as error:  # SSLError is one
@@ -137,10 +144,16 @@ def _read(name: str, path: str, *, is_secret: bool) -> bytes:
     if is_secret:
         _refuse_readable(name, path)
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        # Without O_NONBLOCK, a named pipe would hold the thread up forever.
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{name} {path} cannot be read: it is no regular file")
+            data: bytes = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{name} {path} cannot be read: it is larger than {FILE_BYTES_MAX} bytes")
+    return data
 
 
 def _refuse_readable(name: str, path: str) -> None:
@@ -193,22 +206,27 @@ class NodeTls:
                 await self._task
 
     async def _poll(self) -> None:
-        config = self._runtime.config
         while True:
             self._measure()
             await asyncio.sleep(POLL_S)
-            version = await self._runtime.run_blocking(lambda: _version(config.tls))
-            is_stable, self._seen = version == self._seen, version
-            if version == self._version or not is_stable:
-                continue
-            self._version = version
             try:
-                self.contexts = await self._runtime.run_blocking(lambda: build_contexts(config))
+                await self._reload()
             except ConfigError as error:
-                self._log.error("certificates_not_reloaded", reason=str(error), then="the previous ones stay in use")
-                continue
-            self._warned_s = None
-            self._log.info("certificates_reloaded", certificate=config.tls.certificate)
+                self._log.error("certificates_not_reloaded", reason=str(error), then=KEPT)
+            except Exception as error:
+                # The next change must be noticed all the same.
+                self._log.exception("certificates_not_reloaded", reason=repr(error), then=KEPT)
+
+    async def _reload(self) -> None:
+        config = self._runtime.config
+        version = await self._runtime.run_blocking(lambda: _version(config.tls))
+        is_stable, self._seen = version == self._seen, version
+        if version == self._version or not is_stable:
+            return
+        self._version = version
+        self.contexts = await self._runtime.run_blocking(lambda: build_contexts(config))
+        self._warned_s = None
+        self._log.info("certificates_reloaded", certificate=config.tls.certificate)
 
     def _measure(self) -> None:
         """Set the metric, and warn once a day before the certificate expires."""

@@ -22,6 +22,8 @@ SIDES = ("acked", "readable", "delivered", "landed")
 
 BY_POSITION = 1
 """Everything readable below a committed position."""
+DELETED = 2
+"""The record's key is listed as deleted, so the table should not have it."""
 EXACT_TIME = 4
 """The row has the record's own timestamp, or none that a table can hold, and not that of its batch."""
 
@@ -66,13 +68,18 @@ class Bounds:
     log_start: int
     end: int
 
+    @property
+    def first(self) -> int:
+        """Return the first offset that is audited."""
+        return min(max(self.begin, self.log_start), self.end)
+
 
 class Finding(NamedTuple):
     """`start` and `stop` are offsets, `stop` exclusive. For buckets, they are a time and a width in milliseconds.
 
     The kinds, by what they describe:
-    - a number: count (offsets), expired, unacknowledged, verified (contents), timed (timestamps), headless (contents
-      without the headers), mismatches, disorder
+    - a number: count (offsets), deleted (on purpose, from the table), expired, unacknowledged, verified (contents),
+      timed (timestamps), headless (contents without the headers), mismatches, disorder
     - a range: gap, unexpected, duplicate; gap-ahead and unexpected-ahead are beyond the log end as the audit began
     - a place: order, swapped, mismatch (number: the checksum found, extra: the expected one), retimed (the same with
       timestamps)
@@ -119,6 +126,8 @@ class Block:
         self.ahead = offsets >= bounds.end
         self.rows = {side: rows.of(side) for side in given}
         self.control = self._cover(rows.of(CONTROL)) > 0
+        readable = rows.of(READABLE)
+        self.deleted = self._cover(Rows(*(column[readable.flags & DELETED > 0] for column in readable))) > 0
         self.aborted = (self._cover(rows.of(ABORTED)) > 0) & self.audited
         self.copies = {side: self._cover(self.rows[side]) * self.audited for side in given}
         self.copies[READABLE] *= self.in_log
@@ -173,6 +182,10 @@ class Block:
             too_early = self.ahead & ~self.aborted
             yield from self._ranges("unexpected", side, unknown & ~too_early)
             yield from self._ranges("unexpected-ahead", side, unknown & too_early)
+        if LANDED in self.given and self.deleted.any():
+            deleted = self.deleted & self.has[READABLE] & ~self.aborted
+            yield from self._one("deleted", LANDED, self._total(deleted & ~self.has[LANDED]))
+            yield from self._ranges("unexpected", LANDED, deleted & self.has[LANDED])
         if ACKED in self.given:
             yield from self._one("expired", ACKED, self._total(self.has[ACKED] & self.expired))
             yield from self._one("unacknowledged", READABLE, self._total(self.has[READABLE] & ~self.has[ACKED]))
@@ -193,6 +206,8 @@ class Block:
         missing[READABLE] = lost
         for side in self.downstream:
             missing[side] = self.has[READABLE] & ~self.has[side] & ~self.aborted
+        if LANDED in self.downstream:
+            missing[LANDED] &= ~self.deleted
         return missing
 
     def _counts(self, side: int) -> Iterator[Finding]:

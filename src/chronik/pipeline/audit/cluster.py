@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chronik.client.cluster import Deadline
-from chronik.client.errors import ClientError
 from chronik.client.groups import Groups
-from chronik.client.node_http import HttpError, get_json
+from chronik.client.node_addresses import http_addresses
 from chronik.client.topics import EARLIEST, LATEST, Topics
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster, topic_id
-from chronik.wire.api import ApiKey
-from chronik.wire.errors import KafkaError
-
-BROKER_RESOURCE = 4
-REQUEST_TIMEOUT_S = 3.0
 
 
 def partitions_of(cluster: BlockingCluster, topic: str) -> tuple[list[int], str]:
@@ -62,28 +55,6 @@ def committed_offsets(cluster: BlockingCluster, group: str, topic: str) -> dict[
 def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
     """Return the HTTP addresses of Chronik's nodes; empty for other Kafka clusters, or if no node is reachable."""
     try:
-        layout = cluster.run(cluster.cluster.layout([]))
-        addresses = [cluster.run(_http_address(cluster, node)) for node in sorted(layout.brokers)[:3]]
+        return cluster.run(http_addresses(cluster.cluster))
     except PipelineError:
         return ()
-    for address in filter(None, addresses):
-        try:
-            view = cluster.run(get_json(address, "/api/cluster", REQUEST_TIMEOUT_S))
-        except HttpError:
-            continue
-        # Nodes listen on 127.0.0.1 by default. Seen from another machine, a different cluster may listen there.
-        if view.get("cluster_id") == layout.cluster_id:
-            others = [str(node["http"]) for node in view.get("nodes", ()) if node.get("http")]
-            return tuple(dict.fromkeys((address, *others)))
-    return ()
-
-
-async def _http_address(cluster: BlockingCluster, node: int) -> str:
-    """Return the HTTP address in a node's configuration. Kafka's brokers have no such setting."""
-    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(node), "configuration_keys": ["listen.http"]}
-    try:
-        connection = await cluster.cluster.connection(node, Deadline(REQUEST_TIMEOUT_S))
-        answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, {"resources": [resource]}, timeout_s=REQUEST_TIMEOUT_S)
-    except (ClientError, KafkaError):
-        return ""
-    return next((entry.value or "" for entry in answer.results[0].configs if entry.name == "listen.http"), "")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ from chronik.pipeline.audit.log import FETCH, HEADERS, RECORDS, LogRange, read_l
 from chronik.pipeline.audit.result import AuditResult, summarise
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, ROW_SCHEMA, rows_of, rows_table
 from chronik.pipeline.audit.table import LandedFiles, TableRange, find_tables, read_table, table_ranges
+from chronik.pipeline.deleted import DeletedKeys, DeletedList
 from chronik.pipeline.errors import PipelineError, task_errors
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.ranges import RecordRange, split
@@ -80,6 +81,13 @@ class AuditRequest:
     group: str | None = None
     start_ms: int | None = None
     log: str = AUTO
+    deleted: str | None = None
+    """The list of keys whose records should not be in the table."""
+    begins: Mapping[int, int] | None = None
+    ends: Mapping[int, int] | None = None
+    """Audit only these offsets of each partition; the ends are exclusive. An omitted partition has no offsets."""
+    catalog: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the catalog of an Iceberg table. Empty: the file in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,7 @@ class AuditPlan:
     tables: tuple[LandedFiles, ...] = ()
     positions: Mapping[int, int] | None = None
     notes: tuple[str, ...] = ()
+    deleted: DeletedKeys | None = None
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -125,7 +134,7 @@ class AuditPlan:
 
     @property
     def records(self) -> int:
-        return sum(bound.end - bound.log_start for bound in self.bounds.values())
+        return sum(bound.end - bound.first for bound in self.bounds.values())
 
 
 def prepare(request: AuditRequest) -> AuditPlan:
@@ -138,7 +147,7 @@ def prepare(request: AuditRequest) -> AuditPlan:
             notes.append(f"the last line of {lines.path} is incomplete and ignored")
     if request.receipts is not None and request.group is not None:
         notes.append(f"the receipts show what was delivered: the offsets of group {request.group} are ignored")
-    tables = () if request.table is None else tuple(find_tables(request.table, request.topic))
+    tables = () if request.table is None else tuple(find_tables(request.table, request.topic, request.catalog))
     bare = [table.name for table in tables if not table.has_content]
     notes += [f"{name} holds no key, value and headers: not compared" for name in bare]
     with BlockingCluster(request.bootstrap) as cluster:
@@ -149,9 +158,15 @@ def prepare(request: AuditRequest) -> AuditPlan:
         compacted = is_compacted(cluster, request.topic)
         nodes = http_nodes(cluster) if request.log in (AUTO, HEADERS) and not compacted else ()
     how = _how(request, nodes, compacted, notes)
+    if request.begins is not None:
+        begins = {partition: max(begins.get(partition, 0), first) for partition, first in request.begins.items()}
+    if request.ends is not None:
+        ends = {partition: min(end, request.ends.get(partition, 0)) for partition, (_, end) in logs.items()}
+        logs = {partition: (min(start, ends[partition]), ends[partition]) for partition, (start, _) in logs.items()}
     bounds = {partition: Bounds(begins.get(partition, 0), *log) for partition, log in logs.items()}
     given = ledger, receipts, tables, positions
-    return AuditPlan(request, topic_id, bounds, how, nodes, compacted, *given, tuple(notes))
+    deleted = None if request.deleted is None else DeletedList(request.deleted).current()
+    return AuditPlan(request, topic_id, bounds, how, nodes, compacted, *given, tuple(notes), deleted)
 
 
 def _how(request: AuditRequest, nodes: tuple[str, ...], compacted: bool, notes: list[str]) -> str:
@@ -159,6 +174,10 @@ def _how(request: AuditRequest, nodes: tuple[str, ...], compacted: bool, notes: 
     if compacted:
         if request.log in (HEADERS, FETCH):
             notes.append("the topic is compacted: its records were read, for their keys")
+        return RECORDS
+    if request.deleted is not None:
+        if request.log in (HEADERS, FETCH):
+            notes.append("records were read, for the keys of deleted ones")
         return RECORDS
     if request.log == HEADERS and not nodes:
         raise PipelineError(
@@ -190,7 +209,7 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
 
     parallel = spark.sparkContext.defaultParallelism
     rows = _latest_per_key(spark, plan, parallel) if plan.is_compacted else _rows(spark, _tasks(spark, plan, parallel))
-    blocks = sum((bound.end - bound.log_start >> plan.block_bits) + 1 for bound in plan.bounds.values())
+    blocks = sum((bound.end - bound.first >> plan.block_bits) + 1 for bound in plan.bounds.values())
     width = max(1, min(blocks, max(2 * parallel, -(-blocks // BLOCKS_PER_TASK))))
     grouped = rows.repartition(width, "partition", "block").groupBy("partition", "block")
     bounds, given, bits, compacted = dict(plan.bounds), plan.given, plan.block_bits, plan.is_compacted
@@ -224,28 +243,27 @@ def _tasks(spark: SparkSession, plan: AuditPlan, parallel: int) -> list[Task]:
     elif plan.positions is not None:
         reached = {number: min(plan.positions.get(number, 0), bound.end) for number, bound in plan.bounds.items()}
         tasks.append(_given(plan, DELIVERED, BY_POSITION, reached))
-    tasks += table_ranges(plan.tables, bits, parallel)
+    tasks += table_ranges(plan.tables, bits, parallel, {number: bound.begin for number, bound in plan.bounds.items()})
     marks = _given(plan, MARK, 0, {number: bound.end for number, bound in plan.bounds.items()})
     return [*tasks, marks, *_log_tasks(plan, parallel)]
 
 
 def _given(plan: AuditPlan, side: int, flags: int, ends: Mapping[int, int]) -> GivenRanges:
-    """Return a task with everything from the log starts up to `ends`."""
-    ranges = [(number, plan.bounds[number].log_start, end) for number, end in ends.items()]
+    """Return a task with everything from the log starts, or where the audit starts, up to `ends`."""
+    ranges = [(number, plan.bounds[number].first, end) for number, end in ends.items()]
     return GivenRanges(side, flags, tuple(one for one in ranges if one[1] < one[2]), plan.block_bits)
 
 
 def _log_tasks(plan: AuditPlan, parallel: int) -> list[LogRange]:
     request = plan.request
     requested = [
-        RecordRange(request.topic, partition, max(bound.log_start, bound.begin), bound.end)
+        RecordRange(request.topic, partition, bound.first, bound.end)
         for partition, bound in sorted(plan.bounds.items())
+        if bound.first < bound.end
     ]
     rows_max = RECORDS_PER_TASK if plan.how == RECORDS else 0
-    return [
-        LogRange(part, plan.topic_id, request.bootstrap, plan.how, plan.nodes, plan.block_bits, plan.is_compacted)
-        for part in split(requested, parallel, rows_max)
-    ]
+    read = plan.how, plan.nodes, plan.block_bits, plan.is_compacted, plan.deleted
+    return [LogRange(part, plan.topic_id, request.bootstrap, *read) for part in split(requested, parallel, rows_max)]
 
 
 def _rows(spark: SparkSession, tasks: Sequence[Task], schema: Any = ROW_SCHEMA) -> DataFrame:

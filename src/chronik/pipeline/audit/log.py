@@ -25,6 +25,7 @@ from chronik.client.node_http import HttpError, caller_of, get_blocking
 from chronik.client.properties import ClientSettings, Target
 from chronik.pipeline.audit.blocks import CONTROL, READABLE
 from chronik.pipeline.audit.rows import KEYED_SCHEMA, record_rows, rows_table
+from chronik.pipeline.deleted import DeletedKeys
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.decoder import AbortedTransactions, ArrowDecoder, whole_batches
@@ -51,6 +52,7 @@ class LogRange:
     nodes: tuple[str, ...]
     block_bits: int
     with_keys: bool = False
+    deleted: DeletedKeys | None = None
 
 
 def read_log(task: LogRange) -> Iterator[Any]:
@@ -187,7 +189,7 @@ def _fetched(
 
 
 def _records(task: LogRange, batch: Any) -> Any:
-    rows = record_rows(READABLE, batch, task.block_bits)
+    rows = record_rows(READABLE, batch, task.block_bits, task.deleted)
     if not task.with_keys:
         return rows
     return pa.RecordBatch.from_arrays([*rows.columns, batch.column("key")], schema=KEYED_SCHEMA)

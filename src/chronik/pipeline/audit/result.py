@@ -16,7 +16,7 @@ from chronik.pipeline.audit.blocks import ACKED, DELIVERED, LANDED, READABLE, SI
 BUCKETS_MAX = 60
 LISTED_MAX = 10_000
 """Ranges listed in the JSON per partition and kind. Counts are not limited."""
-FAULT_COUNTS = ("expired", "gaps", "duplicates", "out_of_order", "mismatches", "unexpected")
+FAULT_COUNTS = ("deleted", "expired", "gaps", "duplicates", "out_of_order", "mismatches", "unexpected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class PartitionResult:
     counts: Counter[int] = field(default_factory=Counter)
     first: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
+    deleted: int = 0
     expired: int = 0
     unacknowledged: int = 0
     verified: int = 0
@@ -177,6 +178,7 @@ class AuditResult:
             "log_start_offset": partition.bounds.log_start,
             "end_offset": partition.bounds.end,
             "lag": {SIDES[at]: partition.lag(at) for at in (DELIVERED, LANDED) if at in self.given},
+            "deleted": partition.deleted,
             "expired": partition.expired,
             "gaps": partition.missing(),
             "duplicates": _total(partition.duplicates),
@@ -243,7 +245,9 @@ def _partition(
                 result.counts[span.side] += span.count
                 result.first[span.side] = min(span.first, result.first.get(span.side, span.first))
                 result.last[span.side] = max(span.last, result.last.get(span.side, span.last))
-            case "expired" | "unacknowledged" | "verified" | "timed" | "headless" | "disorder" | "mismatches":
+            case (
+                "deleted" | "expired" | "unacknowledged" | "verified" | "timed" | "headless" | "disorder" | "mismatches"
+            ):
                 setattr(result, finding.kind, getattr(result, finding.kind) + finding.number)
             case "gap" | "unexpected" | "duplicate":
                 ranges[finding.kind].append(span)

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chronik.pipeline.audit.blocks import EXACT_TIME, NO_CHECKSUM, NO_TIME, Rows
+from chronik.pipeline.audit.blocks import DELETED, EXACT_TIME, NO_CHECKSUM, NO_TIME, Rows
 from chronik.pipeline.audit.checksum import checksums
+from chronik.pipeline.deleted import DeletedKeys
 from chronik.pipeline.source.columns import CALENDAR_US_MAX, CALENDAR_US_MIN
 
 _NUMBERS = dict.fromkeys(("start", "stop", "seq", "time_ms", "checksum", "bare"), pa.int64())
@@ -50,7 +51,7 @@ def rows_table(
     return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
 
 
-def record_rows(side: int, batch: Any, block_bits: int) -> Any:
+def record_rows(side: int, batch: Any, block_bits: int, deleted: DeletedKeys | None = None) -> Any:
     """Convert an Arrow batch of records. Without the records' bytes there are no checksums."""
     offsets = batch.column("offset").to_numpy()
     times = batch.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
@@ -66,7 +67,7 @@ def record_rows(side: int, batch: Any, block_bits: int) -> Any:
         np.where(known, numbers // 1000, NO_TIME),
         checksum=sums,
         bare=bare,
-        flags=EXACT_TIME,
+        flags=EXACT_TIME if not deleted else np.where(deleted.mask(batch), EXACT_TIME | DELETED, EXACT_TIME),
         block_bits=block_bits,
     )
 

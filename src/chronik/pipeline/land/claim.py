@@ -40,7 +40,7 @@ def claim(folder: str) -> Iterator[Callable[[int], None]]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PipelineError(
-                f"another chronik pipeline land uses the checkpoint {folder}: stop it, or choose --checkpoint"
+                f"another chronik pipeline land or run uses the checkpoint {folder}: stop it, or choose --checkpoint"
             ) from None
         _wait_for(os.pread(descriptor, 32, 0), folder)
 

@@ -22,6 +22,8 @@ A record is either in the topic's table or in its dead letters. No commit spans 
 committed first, and the commit to the topic's table completes the batch. If a run ends between the two, the batch is
 read again, and the dead letters that have landed are skipped.
 
+With typed columns, the commit that has the first rows of a changed schema also changes the table's columns.
+
 Landed records are skipped by their offsets. A lost checkpoint, a second query into the same table, or a schema change
 between two attempts all deliver offsets that have already landed.
 """
@@ -29,9 +31,10 @@ between two attempts all deliver offsets that have already landed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -39,16 +42,20 @@ from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 from chronik.pipeline.errors import PipelineError, Unavailable
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
-from chronik.pipeline.land.schema import DATE
-from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, NewFile, remove_paths
+from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA
+from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, STAGED, NewFile, remove_paths
 from chronik.pipeline.storage import is_remote
+from chronik.pipeline.typed.evolution import plain_type
 
 TOPIC = "chronik.topic"
 TOPIC_ID = "chronik.topic.id"
+MODE = "chronik.mode"
 TRIES = 8
 RESTORE = "RESTORE"
 HISTORY_COMMITS = 64
 """Commits that are read at first to find the query's own last one; more if it is not among them."""
+NO_ROWS = [(DATE, "=", "0001-01-01"), (DATE, "=", "0001-01-02")]
+"""A filter that matches no file. deltalake changes a table's schema only in a commit that replaces files: these."""
 PRUNED_PARTITIONS_MAX = 64
 """Partitions that are named when files are excluded by their statistics. With more, only the lowest offset is."""
 
@@ -60,29 +67,81 @@ class Conflict(Exception):
     """Another process has committed for this query or these partitions since the snapshot. Refresh and retry."""
 
 
+class Landable(Protocol):
+    """A table of any format at one snapshot, which `refresh` and our own commits advance."""
+
+    @property
+    def uri(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    def refresh(self) -> None: ...
+    def more_columns(self) -> list[Any]: ...
+    def require(self, columns: Sequence[Any]) -> None: ...
+    def landed_batch(self, query: str) -> int | None: ...
+    def next_offset(self, partition: int) -> int: ...
+    def landed_offsets(self, firsts: Mapping[int, int]) -> LandedOffsets: ...
+    def check_not_restored(self, query: str) -> None: ...
+    def commit(self, query: str, batch: int, files: Sequence[NewFile]) -> None: ...
+
+
 class LandingTable:
     """One table at one snapshot, which `refresh` and our own commits advance. Used by one thread."""
+
+    DIVIDED_BY = DATE
+    OWN = frozenset({*RECORD_SCHEMA.names, DATE})
+    """The columns that are not the topic's typed ones."""
+    MODE: str | None = None
 
     def __init__(self, uri: str, table: DeltaTable) -> None:
         self.uri = uri
         self._table = table
         self._checked: int | None = None
         """The version up to which the log was checked for a restore."""
+        self._columns: Sequence[Any] = ()
 
     @classmethod
-    def open(cls, uri: str, schema: Any, topic: str, topic_id: str) -> LandingTable:
-        """Open the table, or create it. Raises PipelineError if the existing table cannot hold this topic."""
+    def open(
+        cls,
+        uri: str,
+        schema: Any,
+        topic: str,
+        topic_id: str,
+        *,
+        may_have_more: bool = False,
+        properties: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Open the table, or create it. Raises PipelineError if the existing table cannot hold this topic.
+
+        `may_have_more`: whether an existing table may have other columns beside those of the schema.
+        `properties`: more properties of a new table.
+        """
         try:
             if not DeltaTable.is_deltatable(uri):
-                marks = {TOPIC: topic, TOPIC_ID: topic_id}
                 DeltaTable.create(
-                    uri, schema, mode="ignore", partition_by=[DATE], configuration=marks, raise_if_key_not_exists=False
+                    uri,
+                    schema,
+                    mode="ignore",
+                    partition_by=[cls.DIVIDED_BY],
+                    configuration={TOPIC: topic, TOPIC_ID: topic_id, **(properties or {})},
+                    raise_if_key_not_exists=False,
                 )
             table = DeltaTable(uri)
         except (DeltaError, OSError) as error:
             raise PipelineError(f"cannot open or create the table {uri}: {error}") from None
-        _check(uri, table, schema, topic, topic_id)
+        _check(uri, table, schema, topic, topic_id, may_have_more, cls.MODE)
         return cls(uri, table)
+
+    @staticmethod
+    def check(uri: str, topic: str, topic_id: str) -> None:
+        """Raise PipelineError if there is a table that cannot hold this topic. Creates nothing."""
+        try:
+            table = DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
+        except (DeltaError, OSError) as error:
+            raise PipelineError(f"cannot open the table {uri}: {error}") from None
+        if table is not None:
+            mode = table.metadata().configuration.get(MODE)
+            schema = RECORD_SCHEMA
+            _check(uri, table, schema, topic, topic_id, may_have_more=True, mode=mode)
 
     @property
     def version(self) -> int:
@@ -90,6 +149,23 @@ class LandingTable:
 
     def refresh(self) -> None:
         self._table.update_incremental()
+
+    def more_columns(self) -> list[Any]:
+        """Return the columns beside the record's own, as Arrow fields."""
+        columns = [column for column in pa.schema(self._table.schema().to_arrow()) if column.name not in self.OWN]
+        return [column.with_type(plain_type(column.type)) for column in columns]
+
+    def require(self, columns: Sequence[Any]) -> None:
+        """Set the columns, beside the record's own, that the next commit adds or widens. They include existing ones."""
+        self._columns = columns
+
+    def _changed_schema(self) -> Schema | None:
+        """Return the table's schema with the required columns, or None if it has them."""
+        existing = [(column.name, column.type) for column in self.more_columns()]
+        if not self._columns or [(column.name, column.type) for column in self._columns] == existing:
+            return None
+        own = [field for field in self._table.schema().fields if field.name in self.OWN]
+        return Schema([*own, *Schema.from_arrow(pa.schema(self._columns)).fields])
 
     def landed_batch(self, query: str) -> int | None:
         return self._table.transaction_version(f"chronik:batch:{query}")
@@ -168,12 +244,15 @@ class LandingTable:
         ranges = {str(partition): span for partition, span in sorted(spans.items())}
         info: dict[str, Any] = {"query": query, "batch": batch, "snapshot": self.version, "offsets": ranges}
         info["bytes"] = sum(file.size_bytes for file in files)
+        changed = self._changed_schema()
+        changes, schema = changed is not None, changed or self._table.schema()
         try:
             self._table.create_write_transaction(
                 [AddAction(file.path, file.size_bytes, {DATE: file.date}, 0, True, file.stats) for file in files],
-                "append",
-                self._table.schema(),
+                "overwrite" if changes else "append",
+                schema,
                 partition_by=[DATE],
+                partition_filters=NO_ROWS if changes else None,
                 commit_properties=CommitProperties(custom_metadata={"chronik": info}, app_transactions=applications),
             )
         except CommitFailedError as error:
@@ -192,12 +271,13 @@ class LandingTable:
 class LandedBatch:
     rows: int
     dead_letters: int
+    size_bytes: int = field(default=0, compare=False)
 
 
 class BatchLander:
     """Lands one query's batches, one after another. Used by one thread."""
 
-    def __init__(self, rows: LandingTable, dead_letters: LandingTable | None = None) -> None:
+    def __init__(self, rows: Landable, dead_letters: Landable | None = None) -> None:
         self._rows = rows
         self._dead_letters = dead_letters
         self._landed = LandedOffsets()
@@ -207,7 +287,8 @@ class BatchLander:
         """Land the batch unless it has already landed. Raises PipelineError if it cannot be landed."""
         reason = ""
         for _ in range(TRIES):
-            for table in self._tables:
+            # The dead letters first: a replay adds a record to the rows before it removes the dead letter.
+            for table in reversed(self._tables):
                 table.refresh()
                 table.check_not_restored(query)
             if self._has_landed(query, batch):
@@ -262,9 +343,12 @@ class BatchLander:
 
     def _remove(self, files: Sequence[NewFile]) -> None:
         """Remove files that were in no commit attempt. A failed attempt may still have added its files to the table."""
-        uris = {name: table.uri for name, table in zip((ROWS, DEAD_LETTERS), self._tables, strict=False)}
+        dead = None if self._dead_letters is None else self._dead_letters.uri
+        uris = {ROWS: self._rows.uri, STAGED: self._rows.uri, DEAD_LETTERS: dead}
         for name, uri in uris.items():
-            remove_paths(uri, [file.path for file in files if file.table == name])
+            paths = [file.path for file in files if file.table == name]
+            if uri is not None and paths:
+                remove_paths(uri, paths)
 
     def _commit(self, query: str, batch: int, files: Sequence[NewFile]) -> LandedBatch:
         rows, dead = ([file for file in files if file.table == table] for table in (ROWS, DEAD_LETTERS))
@@ -272,18 +356,24 @@ class BatchLander:
             assert self._dead_letters is not None
             self._dead_letters.commit(query, batch, dead)
         self._rows.commit(query, batch, rows)
-        return LandedBatch(sum(file.rows for file in rows), sum(file.rows for file in dead))
+        size_bytes = sum(file.size_bytes for file in files)
+        return LandedBatch(sum(file.rows for file in rows), sum(file.rows for file in dead), size_bytes)
 
     @property
-    def _tables(self) -> list[LandingTable]:
+    def _tables(self) -> list[Landable]:
         return [self._rows] if self._dead_letters is None else [self._rows, self._dead_letters]
 
 
-def _check(uri: str, table: DeltaTable, schema: Any, topic: str, topic_id: str) -> None:
+def _check(
+    uri: str, table: DeltaTable, schema: Any, topic: str, topic_id: str, may_have_more: bool, mode: str | None
+) -> None:
     settings: Mapping[str, str | None] = table.metadata().configuration
     if settings.get(TOPIC) != topic:
         holds = f"the topic {settings[TOPIC]}" if settings.get(TOPIC) else "something else"
         raise PipelineError(f"the table {uri} holds {holds}, not {topic}: choose another --to")
+    if settings.get(MODE) != mode:
+        created = settings.get(MODE) or "append"
+        raise PipelineError(f"the table {uri} was created with --mode {created}: choose another --to and --checkpoint")
     if topic_id and settings.get(TOPIC_ID) and settings[TOPIC_ID] != topic_id:
         raise PipelineError(
             f"topic {topic} was deleted and recreated since the table {uri} was created: its offsets would be there "
@@ -291,7 +381,11 @@ def _check(uri: str, table: DeltaTable, schema: Any, topic: str, topic_id: str) 
         )
     existing = {column.name: column.type for column in table.schema().fields}
     required = {column.name: column.type for column in Schema.from_arrow(schema).fields}
-    differ = sorted(name for name in existing | required if existing.get(name) != required.get(name))
+    differ = sorted(
+        name
+        for name in (required if may_have_more else existing | required)
+        if existing.get(name) != required.get(name)
+    )
     if differ:
         raise PipelineError(
             f"the table {uri} was created with another --schema (they differ in {', '.join(differ)}): "

@@ -34,6 +34,15 @@ class LandedOffsets:
                     pieces[:] = [_merged(pieces)]
         return landed
 
+    @classmethod
+    def below(cls, ends: Mapping[int, int]) -> LandedOffsets:
+        """Return all offsets below the end of each partition."""
+        landed = cls()
+        for partition, end in ends.items():
+            if end > 0:
+                landed._pieces[partition] = [(np.array([0], np.int64), np.array([end], np.int64))]
+        return landed
+
     def __bool__(self) -> bool:
         return bool(self._pieces)
 

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from threading import Event, Lock, Thread
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -30,6 +28,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land.delta_log import is_plain, local_path, put_entry, uses_lock
+from chronik.pipeline.land.hidden_files import remove_hidden
 from chronik.pipeline.land.schema import DATE
 from chronik.pipeline.land.task import NO_DATE, NewFile, OpenFile
 from chronik.pipeline.storage import TableFiles, is_remote
@@ -40,11 +40,9 @@ MERGE_OLD_FILES = 8
 SMALL_BYTES = 64 * 1024 * 1024
 MERGED_BYTES = 256 * 1024 * 1024
 GENERATIONS = 2
-CHECKPOINT_COMMITS = 100
 COMMIT_TRIES = 100
 VACUUM_EVERY_S = 24 * 3600.0
 MERGED = "merged"
-LOCK_SETTING = "AWS_S3_LOCKING_PROVIDER"
 KEEP_FILES = "delta.deletedFileRetentionDuration"
 KEEP_LOG = "delta.logRetentionDuration"
 
@@ -131,6 +129,7 @@ def maintain(
             table.update_incremental()
             removed = table.vacuum(dry_run=False, full=True)
             table.cleanup_metadata()
+            removed += remove_hidden(table, now_ms)
         return Maintained(merged, new, size_bytes, len(removed), write_amplification(table))
     except (DeltaError, OSError) as error:
         raise PipelineError(f"cannot maintain the table {uri}: {error}; its rows are intact") from None
@@ -157,10 +156,7 @@ def _changed(configured: Mapping[str, str | None], keep_files_h: int | None, kee
 
 
 def _can_merge(table: DeltaTable) -> bool:
-    protocol = table.protocol()
-    has_features = bool(protocol.reader_features or protocol.writer_features)
-    is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2 and not has_features
-    return is_plain and not os.environ.get(LOCK_SETTING)
+    return is_plain(table) and not uses_lock() and table.metadata().partition_columns == [DATE]
 
 
 def _files(table: DeltaTable) -> list[TableFile]:
@@ -178,7 +174,7 @@ def _files(table: DeltaTable) -> list[TableFile]:
 
 def _merge(table: DeltaTable, merge: Merge, name: str, now_ms: int) -> NewFile | None:
     """Write and commit one merged file. Return None if another commit has taken one of its files."""
-    files = TableFiles(table.table_uri if is_remote(table.table_uri) else _local(table))
+    files = TableFiles(table.table_uri if is_remote(table.table_uri) else local_path(table))
     schema = pa.schema([column for column in pa.schema(table.schema().to_arrow()) if column.name != DATE])
     paths = [files.full(file.path) for file in merge.files]
     rows = pads.dataset(paths, schema=schema, format="parquet", filesystem=files.store)
@@ -197,11 +193,6 @@ def _merge(table: DeltaTable, merge: Merge, name: str, now_ms: int) -> NewFile |
 
 def _commit(table: DeltaTable, merge: Merge, file: NewFile, now_ms: int) -> bool:
     """Add one entry to the table's log, unless a commit since the table's snapshot makes it invalid."""
-    from obstore import get, put
-    from obstore.exceptions import AlreadyExistsError, BaseError
-    from obstore.store import LocalStore, from_url
-
-    store: Any = from_url(table.table_uri) if is_remote(table.table_uri) else LocalStore(_local(table))
     own = {"rewritten": file.size_bytes, "files": len(merge.files)}
     values = {DATE: merge.date}
     info = {"timestamp": now_ms, "operation": "OPTIMIZE", "operationParameters": {}, "chronik": own}
@@ -212,23 +203,13 @@ def _commit(table: DeltaTable, merge: Merge, file: NewFile, now_ms: int) -> bool
         for old in merge.files
     ]
     actions = [{"commitInfo": info}, {"add": add}, *({"remove": remove} for remove in removes)]
-    entry = "\n".join(json.dumps(action) for action in actions).encode()
     taken = {old.path for old in merge.files}
-    try:
-        for version in range(table.version() + 1, table.version() + 1 + COMMIT_TRIES):
-            path = f"_delta_log/{version:020d}.json"
-            try:
-                put(store, path, entry, mode="create")
-            except AlreadyExistsError:
-                if _invalidates(bytes(get(store, path).bytes()), taken):
-                    return False
-                continue
-            if version % CHECKPOINT_COMMITS == 0:
-                table.update_incremental()
-                table.create_checkpoint()
+    for version in range(table.version() + 1, table.version() + 1 + COMMIT_TRIES):
+        other = put_entry(table, version, actions)
+        if other is None:
             return True
-    except BaseError as error:
-        raise PipelineError(f"cannot commit to the log of {table.table_uri}: {error}; its rows are intact") from None
+        if _invalidates(other, taken):
+            return False
     return False
 
 
@@ -239,13 +220,6 @@ def _invalidates(entry: bytes, taken: set[str]) -> bool:
         if "metaData" in action or "protocol" in action or action.get("remove", {}).get("path") in taken:
             return True
     return False
-
-
-def _local(table: DeltaTable) -> str:
-    from urllib.parse import unquote, urlsplit
-
-    uri = str(table.table_uri)
-    return unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
 
 
 class Maintainer:

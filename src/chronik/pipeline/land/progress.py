@@ -22,6 +22,8 @@ class Figures:
     """Each partition's unread offsets when the micro-batch was planned, minus those that it read."""
     catch_up_s: float | None
     """Time to catch up at this rate, net of new records. None if it never will, 0 if it has caught up."""
+    batch_s: float | None = None
+    """How long the last micro-batch with rows took."""
 
 
 class ProgressAccount:
@@ -46,7 +48,8 @@ class ProgressAccount:
         waiting = sum(lag.values())
         ahead = pace - arriving
         catch_up_s = 0.0 if not waiting else waiting / ahead if ahead > 0 else None
-        self.figures = Figures(pace, lag, catch_up_s)
+        batch_s = _took_s(progress) or (self.figures.batch_s if self.figures else None)
+        self.figures = Figures(pace, lag, catch_up_s, batch_s)
         return self.figures
 
     def _arriving(self, at_s: float | None, end: int) -> float:
@@ -78,8 +81,13 @@ def offsets_of(written: object) -> dict[Partition, int]:
 
 
 def _pace(progress: Mapping[str, Any]) -> float | None:
-    rows, took_ms = progress.get("numInputRows") or 0, (progress.get("durationMs") or {}).get("triggerExecution") or 0
-    return rows * 1000 / took_ms if rows and took_ms else None
+    took_s = _took_s(progress)
+    return progress["numInputRows"] / took_s if took_s else None
+
+
+def _took_s(progress: Mapping[str, Any]) -> float | None:
+    took_ms = (progress.get("durationMs") or {}).get("triggerExecution") or 0
+    return took_ms / 1000 if progress.get("numInputRows") and took_ms else None
 
 
 def _seconds(written: object) -> float | None:

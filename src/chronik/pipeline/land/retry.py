@@ -9,8 +9,9 @@ LONGEST_S = 30.0
 class Retries:
     """The failures of one job since it last made progress. The pause doubles with each, up to a bound."""
 
-    def __init__(self, retry_for_s: float) -> None:
+    def __init__(self, retry_for_s: float, longest_s: float = LONGEST_S) -> None:
         self.retry_for_s = retry_for_s
+        self._longest_s = longest_s
         self._failing_since_s: float | None = None
         self._pause_s = FIRST_S
 
@@ -25,7 +26,7 @@ class Retries:
         left_s = self._failing_since_s + self.retry_for_s - now_s
         if left_s <= 0:
             return None
-        pause_s, self._pause_s = min(self._pause_s, left_s), min(2 * self._pause_s, LONGEST_S)
+        pause_s, self._pause_s = min(self._pause_s, left_s), min(2 * self._pause_s, self._longest_s)
         return now_s + pause_s
 
     def succeeded(self, now_s: float) -> float | None:

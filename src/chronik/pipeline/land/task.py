@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -24,17 +24,22 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from chronik.pipeline.deleted import DeletedKeys
 from chronik.pipeline.errors import PipelineError, Unavailable, task_errors
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
-from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
+from chronik.pipeline.land.schema import DATE, REASON, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
 from chronik.pipeline.source.columns import CALENDAR_US_MAX, CALENDAR_US_MIN
 from chronik.pipeline.source.ranges import from_rows
 from chronik.pipeline.source.reading import ReadSettings, read_range
 from chronik.pipeline.storage import TableFiles, is_remote
+from chronik.pipeline.typed.decoding import Decoding, MissingSchemas
 
-REPORT_SCHEMA = "file string"
+REPORT_SCHEMA = "report string"
 ROWS = "rows"
 DEAD_LETTERS = "dead letters"
+STAGED = "staged"
+RANGE = "range"
+"""Not a file: the offsets that were read, for tables whose rows do not show what has landed."""
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 32 * 1024 * 1024
@@ -60,9 +65,25 @@ class NewFile(msgspec.Struct, frozen=True):
     """First and last offset of each partition in the file."""
 
 
+class Report(msgspec.Struct, frozen=True):
+    """What a task returns. `missing`: schemas that it does not know. If there are any, no task's files are used."""
+
+    files: list[NewFile] = []
+    missing: list[tuple[str, int]] = []
+    ranges: list[tuple[int, int, int]] = []
+    """The offsets that the task has read: partition, start and stop."""
+
+
+class Rows(Protocol):
+    """Where a task's rows go."""
+
+    def add(self, rows: Any) -> None: ...
+    def finish(self) -> list[NewFile]: ...
+
+
 @dataclass(frozen=True)
 class WriteTask:
-    """What Spark sends to the executors: `frame.mapInArrow(task, REPORT_SCHEMA)`. Yields one line per file."""
+    """What Spark sends to the executors: `frame.mapInArrow(task, REPORT_SCHEMA)`. Yields one line, its Report."""
 
     rows_uri: str
     dead_letters_uri: str
@@ -72,39 +93,88 @@ class WriteTask:
     landed: LandedOffsets
     reading: ReadSettings | None = None
     """How to read the ranges in the rows, or None if the rows are the records themselves."""
+    decoding: Decoding | None = None
+    """How to decode records by their registered schemas, instead of by `fields`."""
+    deleted: DeletedKeys | None = None
+    """Records that must not land."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         assert context is not None
-        files = self.write(batches, f"{self.name}-{context.taskAttemptId()}")
-        lines = [msgspec.json.encode(file).decode() for file in files]
-        yield pa.RecordBatch.from_arrays([pa.array(lines, pa.string())], ["file"])
+        ranges: list[tuple[int, int, int]] = []
+        try:
+            report = Report(files=self.write(batches, f"{self.name}-{context.taskAttemptId()}", ranges), ranges=ranges)
+        except MissingSchemas as found:
+            report = Report(missing=sorted(found.missing))
+        line = msgspec.json.encode(report).decode()
+        yield pa.RecordBatch.from_arrays([pa.array([line], pa.string())], ["report"])
 
-    def write(self, batches: Iterator[Any], name: str) -> list[NewFile]:
-        rows = FileSet(ROWS, self.rows_uri, table_schema(self.fields), name)
+    def write(
+        self, batches: Iterator[Any], name: str, ranges: list[tuple[int, int, int]] | None = None
+    ) -> list[NewFile]:
+        """Write the files of these batches. Raises MissingSchemas, with those of all batches.
+
+        `ranges`: a list that the ranges which were read are added to.
+        """
+        schema = table_schema(self.fields) if self.decoding is None else typed_schema(self.decoding.columns)
         dead_letters = FileSet(DEAD_LETTERS, self.dead_letters_uri, dead_letter_schema(), name)
+        rows = self._rows(schema, name, dead_letters)
         parser = None if self.fields is None else JsonColumns(self.fields)
-        for batch in self._records(batches):
+        missing: set[tuple[str, int]] = set()
+        for batch in self._records(batches, [] if ranges is None else ranges):
             with task_errors(partial(_place, self.rows_uri, batch)):
                 fresh = with_calendar_times(batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA))
                 if self.landed:
                     fresh = self.landed.without(fresh)
+                if self.deleted:
+                    fresh = self.deleted.without(fresh)
                 if not fresh.num_rows:
                     continue
+                if missing and self.decoding is not None:
+                    missing |= self.decoding.missing_in(fresh)
+                    continue
+                parts = [fresh]
                 if parser is not None:
-                    fresh, bad = parser.split(fresh)
+                    parts, bad = self._parsed(parser, fresh)
                     dead_letters.add(bad)
-                rows.add(fresh)
+                elif self.decoding is not None:
+                    try:
+                        fresh, bad, reasons = self.decoding.split(fresh)
+                    except MissingSchemas as found:
+                        missing |= found.missing
+                        continue
+                    dead_letters.add(bad.append_column(pa.field(REASON, pa.string()), pa.array(reasons, pa.string())))
+                    parts = self._changes(fresh)
+                for part in parts:
+                    rows.add(part)
+        if missing:
+            raise MissingSchemas(missing)
         with task_errors(f"writing files of {self.rows_uri}"):
             return rows.finish() + dead_letters.finish()
 
-    def _records(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _parsed(self, parser: JsonColumns, batch: Any) -> tuple[list[Any], Any]:
+        """Return rows with the schema's columns, and dead letters."""
+        rows, bad = parser.split(batch)
+        return [rows], bad
+
+    def _changes(self, rows: Any) -> list[Any]:
+        return [rows]
+
+    def _rows(self, schema: Any, name: str, dead_letters: FileSet) -> Rows:
+        return FileSet(ROWS, self.rows_uri, schema, name)
+
+    def _records(self, batches: Iterator[Any], ranges: list[tuple[int, int, int]]) -> Iterator[Any]:
         for batch in batches:
             if self.reading is None:
                 yield batch
             else:
                 for requested, topic_id in from_rows(batch):
+                    ranges.append((requested.partition, requested.start, requested.stop))
                     yield from read_range(requested, topic_id, self.reading)
+
+
+def typed_schema(columns: Sequence[Any]) -> Any:
+    return pa.schema([*RECORD_SCHEMA, *(pa.field(column.name, column.type) for column in columns)])
 
 
 def _place(uri: str, batch: Any) -> str:

@@ -23,6 +23,8 @@ def sentence(result: AuditResult) -> str:
     sides = " = ".join(f"{name} {totals[name]:,}" for name in SIDES if totals[name] is not None)
     if totals["verdict"] == "complete":
         expired = f" ({totals['expired']:,} of them expired)" if totals["expired"] else ""
+        if totals["deleted"]:
+            sides = f"{sides.replace(' = ', ', ')}, {totals['deleted']:,} deleted on purpose"
         return f"complete: {sides}{expired}; nothing is missing, duplicated or out of order; {compared(result)}"
     names = ("gaps", "duplicates", "out_of_order", "mismatches", "unexpected")
     faults = ", ".join(f"{totals[name]:,} {name.replace('_', ' ')}" for name in names if totals[name])

@@ -23,7 +23,7 @@ from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.options import bootstrap_of, checked, number, one_of
 from chronik.wire.compression import CODECS
 
-NAMES = {name.lower(): name for name in ("topic", "delivery", "checkpointLocation")}
+NAMES = {name.lower(): name for name in ("topic", "delivery", "checkpointLocation", "queryName")}
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 
 _TEXT: tuple[DataType, ...] = (StringType(), BinaryType())

@@ -16,7 +16,9 @@ from uuid import UUID
 
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.raft.membership import Member, Membership
-from chronik.raft.store import Entry, EntryKind, HardState, Persist, Snapshot, StoredState, StoreError, stored_after
+from chronik.raft.store import Entry as RaftEntry
+from chronik.raft.store import EntryKind, HardState, Persist, Snapshot, StoredState, StoreError, stored_after
+from chronik.storage.commit_log import FILE_BYTES_MIN, FILES_MAX, Entry, LogId
 from chronik.storage.disk import RealDisk, StorageError
 from chronik.storage.folder import DataFolder, DataFolderError, RecoveryPoint
 from chronik.testing.fuzz import BrokenPromise
@@ -30,8 +32,8 @@ MEMBERSHIP = Membership((Member(NODE_ID, STORE_ID, True, "10.0.0.1:5092"),))
 
 
 def fuzz_folders(count: int, seed: int) -> Counter[str]:
-    """Check `count` damaged data folders."""
-    return _fuzz(count, seed, _write_folder, _open_folder)
+    """Check `count` damaged data folders after a clean stop, and as many with a commit log."""
+    return _fuzz(count, seed, _write_folder, _open_folder) + _fuzz(count, seed, _write_commit_log, _open_framed)
 
 
 def fuzz_raft_stores(count: int, seed: int) -> Counter[str]:
@@ -93,6 +95,37 @@ def _open_folder(path: Path) -> str:
     return outcome
 
 
+def _write_commit_log(path: Path) -> None:
+    """Write a folder whose commit log has the second half of the records in three frames."""
+    folder = DataFolder.open(RealDisk(), str(path), NODE_ID, "cluster")
+    folder.claim_log(TOPIC, 0, TOPIC_ID, 0)
+    half = len(RECORDS) // 2
+    (path / "logs" / f"{TOPIC}-0" / f"{0:020d}.log").write_bytes(RECORDS[:half])
+    commit_log = folder.begin_commit_log(STORE_ID, FILES_MAX * FILE_BYTES_MIN)
+    commit_log.add_file()
+    for at in range(half, len(RECORDS), half // 3 + 1):
+        commit_log.write([Entry(LogId(TOPIC_ID, 0), 0, at, at, RECORDS[at : at + half // 3 + 1])])
+    commit_log.close()
+    folder.close()
+
+
+def _open_framed(path: Path) -> str:
+    try:
+        folder = DataFolder.open(RealDisk(), str(path), NODE_ID, "cluster")
+    except DataFolderError as error:
+        return _refused(str(error))
+    except Exception as error:
+        raise BrokenPromise(f"opening ends with {error!r}") from error
+    folder.close()
+    records = (path / "logs" / f"{TOPIC}-0" / f"{0:020d}.log").read_bytes()
+    if not RECORDS.startswith(records) or len(records) < len(RECORDS) // 2:
+        raise BrokenPromise("the replay wrote something else than the records")
+    if records == RECORDS:
+        return "replayed"
+    # The last frame looks like the torn one of a crash. Without any other, or without their log, that is found.
+    return "replayed in part"
+
+
 def _refused(line: str) -> str:
     if not line or "\n" in line:
         raise BrokenPromise(f"a refusal that is no line: {line!r}")
@@ -106,7 +139,7 @@ def _write_store(history: list[StoredState], is_closed: bool, folder: Path) -> N
     store = SqliteRaftStore(str(working / "metadata.db"), lambda: STORE_ID)
     history.append(store.load())
     for number in range(1, 31):
-        entries = (Entry(number, 1 + number // 10, EntryKind.COMMAND, b"command-%d" % number * 20),)
+        entries = (RaftEntry(number, 1 + number // 10, EntryKind.COMMAND, b"command-%d" % number * 20),)
         snapshot = Snapshot(12, 2, MEMBERSHIP, b"image" * 300) if number == 15 else None
         persist = Persist(
             hard_state=HardState(1 + number // 10, number % 2, number - 1),

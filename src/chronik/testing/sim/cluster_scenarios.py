@@ -1,4 +1,4 @@
-"""The scenarios of a cluster: three nodes, with consumer groups or bad disks, and five nodes that come and go."""
+"""The scenarios of a cluster: three nodes, with groups or bad disks, and five nodes that come and go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from chronik.metadata.image import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC, SHARE_STATE_TOPIC
 from chronik.node.config import Peer
 from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.audit import Auditor
@@ -20,6 +20,7 @@ from chronik.testing.sim.host import Host
 from chronik.testing.sim.node import SimNode, newest_image, node_config
 from chronik.testing.sim.operators import ResizeOperator
 from chronik.testing.sim.scenario import Scenario
+from chronik.testing.sim.share_group_clients import DELIVERIES_MAX, LOCK_MS, ShareSettings
 from chronik.testing.sim.topic_clients import COMPACTED_TOPIC
 from chronik.testing.sim.workload import Workload, WorkloadSettings
 from chronik.wire.batch import check_batches, decode_batch, read_marker
@@ -227,6 +228,42 @@ class ConsumerGroups(ThreeNodes):
         )
 
 
+class ShareGroups(ThreeNodes):
+    """Three nodes with a share group (KIP-932) whose members accept, release and reject, hang and crash.
+
+    Each record ends accepted, rejected, or archived at its delivery limit. None is accepted twice, delivered after an
+    acknowledged end, or skipped. After the last fault the group settles every record: the members end only then.
+    """
+
+    name: ClassVar[str] = "share-groups"
+    busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
+    audited: ClassVar[tuple[str, ...]] = (TOPIC, OFFSETS_TOPIC, SHARE_STATE_TOPIC)
+    node_settings: ClassVar[Mapping[str, object]] = {
+        "group_share_session_timeout_ms": SESSION_MS,
+        "group_share_min_session_timeout_ms": SESSION_MS,
+        "group_share_heartbeat_interval_ms": HEARTBEAT_MS,
+        "group_share_min_heartbeat_interval_ms": HEARTBEAT_MS,
+        "group_share_record_lock_duration_ms": LOCK_MS,
+        "group_share_min_record_lock_duration_ms": LOCK_MS,
+        "group_share_delivery_count_limit": DELIVERIES_MAX,
+        "share_state_topic_partitions": 2,
+    }
+
+    def draws_lone_cut(self) -> bool:
+        return False
+
+    def draw_workload(self) -> WorkloadSettings:
+        settings = super().draw_workload()
+        return replace(
+            settings.unhurried(),
+            partitions=self.random.randint(1, 3),
+            members=(),
+            has_offset_clients=False,
+            has_reassignments=self.random.random() < 0.5,
+            sharers=tuple(ShareSettings.drawn(self.random) for _ in range(self.random.randint(2, 4))),
+        )
+
+
 class BadDisks(ThreeNodes):
     """Three nodes on bad disks: files of one node at a time are lost, cut, corrupted or rolled back; devices fail.
 
@@ -269,7 +306,11 @@ class BadDisks(ThreeNodes):
             settings = replace(
                 settings, topic_configs=configs, reread_share=ROT_REREAD_SHARE, producers=settings.producers[:1]
             )
-        return settings.unhurried() if self._trouble == SICK else replace(settings, producers=settings.producers[:2])
+        if self._trouble == SICK:
+            settings = settings.unhurried()
+            # A patient producer waits longer for the sick node's response than `Availability` permits.
+            return replace(settings, producers=tuple(replace(each, is_patient=False) for each in settings.producers))
+        return replace(settings, producers=settings.producers[:2])
 
     def make_nemesis(self, targets: Targets) -> ClusterNemesis:
         if self._trouble == SICK:

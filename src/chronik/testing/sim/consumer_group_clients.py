@@ -184,7 +184,7 @@ class ConsumerMember(SimClient):
 
     async def _leave(self, coordinator: Connection) -> None:
         way = self.random.random()
-        if way < 0.5:
+        if way < 0.5 and self._epoch > 0:  # Its session may have ended meanwhile: then it has not joined again.
             self._positions = {}
             self._ownership.lost(self._member_id)
             static = self._settings.instance_id is not None and way < 0.3

@@ -7,6 +7,8 @@ import json
 from collections import deque
 from collections.abc import Iterable
 
+import msgspec
+
 from chronik.metadata.image import ClusterImage
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, Listen, NodeConfig
@@ -26,6 +28,8 @@ CLUSTER_SECRET = "the-secret-of-every-simulated-cluster"
 """A node without peers generates its own and keeps it on its disk."""
 LOG_LINES_KEPT = 200
 TRY_AGAIN_S = 0.2
+COMMIT_LOG_OFF_SHARE = 0.15
+"""How often a node with a commit log is started without it: then it has to replay the last one first."""
 LOGGED_AS_FAULTS = (
     "request_failed",
     "append_failed",
@@ -104,8 +108,11 @@ class SimNode:
             cluster_secret=CLUSTER_SECRET if self.config.peers else "",
         )
         logger = make_logger(self._logged, clock.wall_ms, LogLevels(), node=self.config.node_id)
+        config = self.config
+        if config.commit_log and self.world.random(f"{process.name}:commit-log").random() < COMMIT_LOG_OFF_SHARE:
+            config = msgspec.structs.replace(config, commit_log=False)
         try:
-            self.broker = await Broker.open(Runtime.make(self.config, env, Metrics(), logger))
+            self.broker = await Broker.open(Runtime.make(config, env, Metrics(), logger))
             await self.broker.start()
         except (OSError, DataFolderError, StoreError, ConfigError, KafkaError) as error:
             if isinstance(error, KafkaError) and error.code is not ErrorCode.kafka_storage_error:
@@ -166,7 +173,10 @@ def newest_image(nodes: Iterable[SimNode]) -> ClusterImage | None:
 
 
 def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
-    """Return settings for a simulated node: periodic work runs more often than on a real node."""
+    """Return settings for a simulated node: periodic work runs more often than on a real node.
+
+    In half of all runs, nodes have a commit log, with small files.
+    """
     values: dict[str, object] = {
         "node_id": node_id,
         "data_dir": f"/data/node-{node_id}",
@@ -178,6 +188,8 @@ def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
         "retention_check_interval_ms": 400,
         "compaction_check_interval_ms": 300,
         "recovery_point_interval_ms": 250,
+        "commit_log": host.world.random("commit-log").random() < 0.5,
+        "commit_log_bytes": 128 * 1024,
         "scrub_interval_ms": 500,
         **settings,
     }

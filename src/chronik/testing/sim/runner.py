@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, FiveNodes, ThreeNodes
+from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, FiveNodes, ShareGroups, ThreeNodes
 from chronik.testing.sim.faults import crash_points
 from chronik.testing.sim.host import release
 from chronik.testing.sim.scenario import Scenario, SingleNode
@@ -16,7 +16,8 @@ from chronik.testing.sim.tripwires import tripwires
 from chronik.testing.sim.world import World
 
 SCENARIOS: Mapping[str, type[Scenario]] = {
-    scenario.name: scenario for scenario in (SingleNode, ThreeNodes, BadDisks, FiveNodes, Transactions, ConsumerGroups)
+    scenario.name: scenario
+    for scenario in (SingleNode, ThreeNodes, BadDisks, FiveNodes, Transactions, ConsumerGroups, ShareGroups)
 }
 DEFAULT_SCENARIO = SingleNode.name
 

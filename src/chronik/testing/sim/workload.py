@@ -26,6 +26,7 @@ from chronik.testing.sim.group_clients import (
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.operators import ReassignmentOperator
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
+from chronik.testing.sim.share_group_clients import ShareHistory, ShareMember, ShareSettings
 from chronik.testing.sim.topic_clients import CompactionClient, TopicChurn
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -47,6 +48,8 @@ class WorkloadSettings:
     """The replicas of each partition of the topic; empty if the cluster places them."""
     consumers: tuple[ConsumerSettings, ...] = ()
     """The members of a consumer group (KIP-848)."""
+    sharers: tuple[ShareSettings, ...] = ()
+    """The members of a share group (KIP-932)."""
     reread_share: float = 0.02
     """How often a consumer returns to old records."""
 
@@ -182,6 +185,9 @@ class Workload:
         for number, consumer_settings in enumerate(settings.consumers):
             kind = ClassicConsumerMember if consumer_settings.is_classic else ConsumerMember
             self.others.append(kind(f"g{number}", service, consumer_settings, ownership))
+        shares = ShareHistory(service.world, partitions)
+        for number, share_settings in enumerate(settings.sharers):
+            self.others.append(ShareMember(f"s{number}", service, share_settings, shares))
         if settings.has_offset_clients:
             self.others.append(OffsetCommitter("l0", service, partitions))
             self.others.append(OffsetReader("q0", service, partitions))
@@ -211,6 +217,7 @@ class Workload:
         return {
             "acknowledged": self._service.history.acknowledged_count,
             "read": sum(each.records_read for each in self.others if isinstance(each, SimConsumer)),
+            "accepted": sum(each.records_accepted for each in self.others if isinstance(each, ShareMember)),
             "commits": sum(each.commits for each in self.others if isinstance(each, SimMember | ConsumerMember)),
             "generations": sum(each.generations for each in self.others if isinstance(each, SimMember))
             + sum(each.epochs for each in self.others if isinstance(each, ConsumerMember)),

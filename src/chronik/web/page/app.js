@@ -9,6 +9,7 @@ import { noteSample } from "./stalls.js";
 import { overview } from "./overview.js";
 import { topic } from "./topic.js";
 import { group, groups } from "./groups.js";
+import { schema, schemas } from "./schemas.js";
 
 const TRACES_MAX = 8000;
 
@@ -22,6 +23,7 @@ const state = {
   groups: null,
   group: null,
   transactions: null,
+  pipelines: null,
   clients: null,
   traces: { events: [], traced: [], silent: [] },
 };
@@ -37,10 +39,12 @@ function route() {
 }
 
 function go() {
-  const [kind, name, tab] = route();
+  const [kind, name, tab, other] = route();
   if (kind === "topics" && name) view = topic(name, tab ?? "partitions", draw);
   else if (kind === "groups" && name) view = group(name);
   else if (kind === "groups") view = groups();
+  else if (kind === "schemas" && name) view = schema(name, Number(tab) || null, Number(other) || null, draw);
+  else if (kind === "schemas") view = schemas(draw);
   else view = overview();
   if (state.topic?.name !== name) state.topic = null;
   state.group = null;
@@ -110,7 +114,7 @@ function top() {
   const status = state.isConnected === null ? "connecting" : state.isConnected ? "live" : "not connected";
   return [
     h("a", { class: "brand", href: "#/" }, h("img", { src: "/page/icon.svg", alt: "", width: 20, height: 20 }), "Chronik"),
-    h("nav", { "aria-label": "Pages" }, link("#/", "Cluster", !kind || kind === "topics"), link("#/groups", "Groups", kind === "groups")),
+    h("nav", { "aria-label": "Pages" }, link("#/", "Cluster", !kind || kind === "topics"), link("#/groups", "Groups", kind === "groups"), link("#/schemas", "Schemas", kind === "schemas")),
     h(
       "p",
       { class: "server", id: "connection" },

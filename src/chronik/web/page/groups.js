@@ -37,7 +37,7 @@ function body(known, commits) {
   const isStuck = (line) => line.lag > 0 && Date.now() - (commits.get(`${line.topic} ${line.partition}`)?.at ?? Date.now()) > STUCK_MS;
   const columns = [
     { title: "Partition", class: "name", cell: (line) => h("a", { href: `#/topics/${encodeURIComponent(line.topic)}` }, `${line.topic}-${line.partition}`) },
-    { title: "Committed", number: true, cell: (line) => count(line.committed) },
+    { title: known.group_type === "share" ? "Start" : "Committed", number: true, cell: (line) => count(line.committed) },
     { title: "End", number: true, cell: (line) => count(line.end) },
     { title: "Lag", class: "plot", cell: (line) => [spark(`group ${known.group} ${line.topic} ${line.partition} lag`, `Lag of ${line.topic}-${line.partition}`, count, isStuck(line) ? "warn" : "", LAG_FLOOR), h("span", { class: "reading" }, count(line.lag))] },
     { title: "State", cell: (line) => (isStuck(line) ? badge("bad", "stuck") : line.lag > 0 ? badge("", "behind") : line.lag === 0 ? badge("ok", "caught up") : badge("", "not committed")) },
@@ -56,6 +56,7 @@ function body(known, commits) {
       figure("Lag", compact(known.lag), "", spark(`group ${known.group} lag`, "Lag", count, "", LAG_FLOOR)),
       figure("Change in two minutes", `${change > 0 ? "+" : ""}${count(change)}`),
       figure("Members", count(known.members.length)),
+      figure("Type", known.group_type),
       figure("Coordinator", `node ${known.coordinator}`)),
     panel("Partitions", { aside: h("span", { class: "muted" }, plural(known.partitions.length, "partition")) },
       known.partitions.length ? table("Partitions of the group", columns, known.partitions, (line) => `${line.topic}-${line.partition}`) : empty("The group has no committed offsets and no assigned partitions.")),

@@ -2,7 +2,7 @@
 
 import { checkSession } from "./session.js";
 
-const EVENTS = ["cluster", "topics", "topic", "groups", "group", "transactions", "clients", "traces"];
+const EVENTS = ["cluster", "topics", "topic", "groups", "group", "transactions", "pipelines", "clients", "traces"];
 const SILENCE_MS = 8000; // A node sends an event every 3 s. A paused node keeps its connections open, but sends nothing.
 const RETRY_MS = 1000;
 

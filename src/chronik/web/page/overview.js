@@ -15,7 +15,7 @@ export const isStalled = (line) => (line.stuck_ms ?? 0) >= STALLED_MS;
 export function overview() {
   return {
     title: "Cluster",
-    query: "topics=1&groups=1&transactions=1&clients=1",
+    query: "topics=1&groups=1&transactions=1&pipelines=1&clients=1",
     draw: (state) => [
       h("h1", { class: "hidden" }, "Cluster"),
       health(state),
@@ -24,6 +24,7 @@ export function overview() {
       damagePanel(state.cluster),
       topicPanel(state),
       groupPanel(state.groups),
+      ...pipelinePanels(state.pipelines),
       transactionPanel(state.transactions),
       clientPanel(state.clients),
     ],
@@ -156,6 +157,32 @@ export function transactionPanel(known, topic) {
   ];
   const shown = known.transactions.length < known.total && h("span", { class: "muted" }, `${known.transactions.length} of ${known.total}`);
   return panel("Open transactions", { aside: shown }, silent, lines.length ? table("Open transactions", columns, lines, (line) => `transaction-${line.transactional_id}`) : null);
+}
+
+// What running pipelines report; nothing if there is none, or if the user may not see it.
+function pipelinePanels(known) {
+  const tones = { running: "ok", complete: "ok", starting: "", stopped: "", pending: "", waiting: "warn", lost: "bad", failed: "bad", incomplete: "bad" };
+  const state = (word, title) => badge(tones[word] ?? "", word, title || null);
+  const columns = [
+    { title: "Job", class: "name", cell: (job) => job.name },
+    { title: "From", class: "name", cell: (job) => job.source },
+    { title: "To", class: "name", cell: (job) => job.target },
+    { title: "State", class: "status", cell: (job) => state(job.state, job.reason) },
+    { title: "Rows", number: true, cell: (job) => count(job.rows) },
+    { title: "Rows/s", number: true, cell: (job) => (job.rows_per_s === null ? "–" : rate(job.rows_per_s)) },
+    { title: "Lag", number: true, cell: (job) => (job.lag === null ? "–" : count(job.lag)) },
+    { title: "Dead letters", number: true, cell: (job) => h("span", { class: job.dead_letters ? "warn" : "" }, count(job.dead_letters)) },
+    { title: "Last commit", cell: (job) => (job.last_commit_ms === null ? "–" : moment(job.last_commit_ms)) },
+    { title: "Restarts", number: true, cell: (job) => count(job.restarts) },
+    { title: "Audit", class: "status", cell: (job) => (job.audit ? state(job.audit.verdict, job.audit.reason) : "–") },
+  ];
+  return (known?.pipelines ?? []).map((line) => {
+    const about = h("span", { class: "muted" }, state(line.state), ` ${line.host}, process ${line.pid}`);
+    const reasons = line.jobs.filter((job) => job.reason || job.audit?.reason).slice(0, 5);
+    const notes = reasons.map((job) => h("p", { class: "notice warn" }, `${job.name}: ${job.reason || job.audit.reason}`));
+    const key = `pipeline-${line.name}`;
+    return panel(`Pipeline ${line.name}`, { aside: about, key }, notes, line.jobs.length ? table(`Jobs of ${line.name}`, columns, line.jobs, (job) => `${key}-${job.name}`) : empty("It has no jobs yet."));
+  });
 }
 
 // The clients that push their metrics to this node; nothing if there is none.

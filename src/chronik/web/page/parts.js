@@ -48,6 +48,6 @@ export async function getJson(path) {
   }
   const body = await response.json().catch(() => ({}));
   if (response.status === 401) leave();
-  if (!response.ok) throw new Error(body.error ?? `the node answered ${response.status}`);
+  if (!response.ok) throw new Error(body.error ?? body.message ?? `the node answered ${response.status}`);
   return body;
 }

@@ -1,0 +1,51 @@
+"""The catalog of Iceberg tables: any that pyiceberg knows, or a file in the folder of the tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chronik.pipeline.errors import PipelineError, Unavailable
+from chronik.pipeline.storage import is_remote
+
+CATALOG_FILE = "iceberg.db"
+CATALOG = "chronik"
+NAMESPACE = "chronik"
+
+
+def open_catalog(folder: str, options: Mapping[str, str]) -> Any:
+    """Return the catalog of these options, or without any a SQL catalog in a file of the folder. Raises PipelineError.
+
+    `options` are pyiceberg's: `type`, `uri`, `warehouse`, and so on. `namespace` is ours.
+    """
+    try:
+        from pyiceberg.catalog import load_catalog
+    except ImportError:
+        raise PipelineError("pyiceberg is not installed: pip install 'chronik[iceberg]'") from None
+    given = {name: value for name, value in options.items() if name != "namespace"}
+    if not given:
+        if is_remote(folder):
+            raise PipelineError(f"{folder} is no folder for a catalog: pass --catalog type=rest --catalog uri=URL")
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.abspath(f"{folder}/{CATALOG_FILE}")
+        given = {"type": "sql", "uri": f"sqlite:///{path}", "warehouse": f"file://{os.path.abspath(folder)}"}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    store = {} if endpoint is None else {"s3.endpoint": endpoint}
+    return guarded(lambda: load_catalog(CATALOG, **{**store, **given}), "cannot open the catalog")
+
+
+def guarded(call: Callable[[], Any], what: str) -> Any:
+    """Call pyiceberg, and report its errors and those of its catalogs as one line."""
+    from pyiceberg.exceptions import ServerError, ServiceUnavailableError
+
+    try:
+        return call()
+    except PipelineError:
+        raise
+    except (ServerError, ServiceUnavailableError, ConnectionError) as error:
+        raise Unavailable(f"{what}: {error}; no record lands twice") from None
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("pyiceberg", "sqlalchemy", "requests", "pyarrow", "builtins"):
+            raise
+        raise PipelineError(f"{what}: {type(error).__name__}: {error}") from None

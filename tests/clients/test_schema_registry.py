@@ -1,0 +1,212 @@
+"""The registry of real nodes: all answer and forward, Confluent's serializers work, a failover loses nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from tests.support.eventually import eventually
+
+from chronik.client.schema_registry import RegistryClient, RegistryError
+from chronik.testing.cluster import TestCluster
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "who", "type": "string"}],
+}
+JSON_SCHEMA = {"title": "Order", "type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+
+
+def urls(cluster: TestCluster) -> list[str]:
+    return [f"http://{node.http}" for node in cluster.nodes]
+
+
+def _has_subjects(client: RegistryClient, count: int) -> bool:
+    return len(client.request("GET", "/subjects")) == count
+
+
+def test_confluents_serializers_work_against_any_node(chronik_cluster: TestCluster) -> None:
+    topic = chronik_cluster.topic(partitions=1)
+    writers = [SchemaRegistryClient({"url": url}) for url in urls(chronik_cluster)]
+    context = SerializationContext(topic, MessageField.VALUE)
+    order = {"id": 7, "who": "Ada"}
+    producer = Producer({"bootstrap.servers": chronik_cluster.bootstrap})
+    producer.produce(topic, AvroSerializer(writers[0], json.dumps(AVRO))(order, context))
+    other = SerializationContext(f"{topic}-json", MessageField.VALUE)
+    producer.produce(topic, JSONSerializer(json.dumps(JSON_SCHEMA), writers[1])({"id": 8}, other))
+    assert producer.flush(30) == 0
+    consumer = Consumer(
+        {"bootstrap.servers": chronik_cluster.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic])
+    values: list[bytes] = []
+    try:
+        while len(values) < 2:
+            message = consumer.poll(30)
+            assert message is not None and message.error() is None
+            value = message.value()
+            assert value is not None
+            values.append(value)
+    finally:
+        consumer.close()
+    assert AvroDeserializer(writers[2])(values[0], context) == order
+    reader = JSONDeserializer(json.dumps(JSON_SCHEMA), schema_registry_client=writers[0])
+    assert reader(values[1], other) == {"id": 8}
+    assert int.from_bytes(values[0][1:5], "big") != int.from_bytes(values[1][1:5], "big")
+
+
+def _message_classes() -> tuple[Any, Any]:
+    """Return the classes of a message and of one that it imports, as protoc generates them."""
+    pool: Any = descriptor_pool.Default()
+    inner: Any = descriptor_pb2.FileDescriptorProto(name="chronik_test/customer.proto", package="ct", syntax="proto3")
+    inner.message_type.add(name="Customer").field.add(name="name", number=1, label=1, type=9)
+    outer: Any = descriptor_pb2.FileDescriptorProto(name="chronik_test/order.proto", package="ct", syntax="proto3")
+    outer.dependency.extend([inner.name, "google/protobuf/timestamp.proto"])
+    timestamp_pb2.Timestamp()
+    outer.message_type.add(name="Unused")
+    order = outer.message_type.add(name="Order")
+    order.field.add(name="id", number=1, label=1, type=3)
+    order.field.add(name="who", number=2, label=1, type=11, type_name=".ct.Customer")
+    order.field.add(name="at", number=3, label=1, type=11, type_name=".google.protobuf.Timestamp")
+    for file in (inner, outer):
+        pool.AddSerializedFile(file.SerializeToString())
+    found = [
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ct.{name}")) for name in ("Order", "Customer")
+    ]
+    return found[0], found[1]
+
+
+def test_confluents_protobuf_serializers_work_unchanged(chronik_cluster: TestCluster) -> None:
+    order_class, customer_class = _message_classes()
+    writers = [SchemaRegistryClient({"url": url}) for url in urls(chronik_cluster)]
+    context = SerializationContext("protobuf-orders", MessageField.VALUE)
+    order = order_class(id=7, who=customer_class(name="Ada"))
+    order.at.FromSeconds(1_700_000_000)
+    values = [
+        ProtobufSerializer(order_class, writer, {"normalize.schemas": is_normal})(order, context)
+        for writer in writers
+        for is_normal in (False, True)
+    ]
+    for value, reader in zip(values, [*writers, *writers], strict=True):
+        assert ProtobufDeserializer(order_class, {}, reader)(value, context) == order
+    registered = writers[0].get_latest_version("protobuf-orders-value")
+    assert registered.schema.schema_type == "PROTOBUF" and registered.schema.schema_str is not None
+    assert [each.name for each in registered.schema.references or []] == ["chronik_test/customer.proto"]
+    assert "message Order {" in registered.schema.schema_str
+    # The order of messages is kept: a record names its message by its place.
+    assert values[0] is not None and values[0][5:7] == b"\x02\x02"
+    client = RegistryClient(urls(chronik_cluster))
+    descriptors = client.descriptors(int.from_bytes(values[0][1:5], "big"))
+    proto: Any = descriptor_pb2.FileDescriptorProto
+    assert [proto.FromString(each).message_type[-1].name for each in descriptors.values()] == ["Customer", "Order"]
+
+
+def test_every_node_answers_what_was_registered_at_another(chronik_cluster: TestCluster) -> None:
+    clients = [RegistryClient(url) for url in urls(chronik_cluster)]
+    ids = []
+    for number, client in enumerate(clients):
+        body = {"schema": json.dumps({"type": "fixed", "name": f"F{number}", "size": number + 1})}
+        ids.append(client.request("POST", f"/subjects/s{number}/versions", body)["id"])
+        # Other nodes catch up with the leader before they answer that an id does not exist.
+        assert [other.schema(ids[-1]).kind for other in clients] == ["AVRO"] * 3
+        assert [other.request("GET", f"/subjects/s{number}/versions") for other in clients] == [[1]] * 3
+    assert sorted(ids) == [1, 2, 3]
+    for client in clients:
+        eventually(partial(_has_subjects, client, 3))
+        with pytest.raises(RegistryError) as refused:
+            client.request("GET", "/schemas/ids/99")
+        assert (refused.value.status, refused.value.code) == (404, 40403)
+        assert client.request("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
+        assert client.request("GET", "/schemas/types") == ["AVRO", "JSON", "PROTOBUF"]
+
+
+def test_schemas_with_references_are_read_whole(chronik_cluster: TestCluster) -> None:
+    client = RegistryClient(urls(chronik_cluster))
+    inner = {"type": "record", "name": "n.Inner", "fields": []}
+    client.request("POST", "/subjects/a%2Fb/versions", {"schema": json.dumps(inner)})
+    body = {
+        "schema": json.dumps({"type": "array", "items": "n.Inner"}),
+        "references": [{"name": "n.Inner", "subject": "a/b", "version": 1}],
+    }
+    number = client.request("POST", "/subjects/outer/versions", body)["id"]
+    schema = client.schema(number)
+    assert [(each.name, json.loads(each.schema.text)["name"]) for each in schema.flat()] == [("n.Inner", "Inner")]
+    assert client.request("GET", "/subjects/a%2Fb/versions/latest/referencedby") == [number]
+    with pytest.raises(RegistryError, match="references exist"):
+        client.request("DELETE", "/subjects/a%2Fb")
+
+
+def test_a_failover_gives_no_id_twice_and_loses_none(chronik_cluster: TestCluster) -> None:
+    addresses = urls(chronik_cluster)
+    registered: list[tuple[int, str]] = []
+    failures: list[Exception] = []
+    is_over = threading.Event()
+    RegistryClient(addresses).request("POST", "/subjects/first/versions", {"schema": '"string"'})
+
+    def register(worker: int) -> None:
+        # Each client prefers another node, and uses the next one while that is down.
+        client = RegistryClient(addresses[worker:] + addresses[:worker])
+        number = 0
+        while not is_over.is_set() or number < 5:
+            name = f"R{worker}x{number}"
+            schema = json.dumps({"type": "fixed", "name": name, "size": 1})
+            try:
+                answer: dict[str, Any] = client.request("POST", f"/subjects/{name}/versions", {"schema": schema})
+            except RegistryError as error:
+                if error.status and error.status < 500:
+                    failures.append(error)
+                    return
+                continue
+            registered.append((answer["id"], name))
+            number += 1
+
+    threads = [threading.Thread(target=register, args=(worker,)) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: len(registered) > 10, timeout_s=60)
+        chronik_cluster.kill(chronik_cluster.leader("_schemas"))
+        count = len(registered)
+        eventually(lambda: len(registered) > count + 10, timeout_s=60)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    chronik_cluster.heal()
+    ids = [number for number, _ in registered]
+    assert len(set(ids)) == len(ids)
+    for address in addresses:
+        client = RegistryClient(address)
+        for number, name in registered:
+            assert json.loads(client.schema(number).text)["name"] == name
+            assert client.request("GET", f"/subjects/{name}/versions") == [1]
+
+
+def test_the_schema_client_of_confluent_manages_subjects(chronik_cluster: TestCluster) -> None:
+    client = SchemaRegistryClient({"url": urls(chronik_cluster)[1]})
+    first = client.register_schema("s", Schema('"string"', "AVRO"))
+    assert client.get_schema(first).schema_str == '"string"'
+    assert client.get_latest_version("s").version == 1
+    assert client.get_subjects() == ["s"]
+    assert client.lookup_schema("s", Schema('"string"', "AVRO")).schema_id == first
+    assert not client.test_compatibility("s", Schema('"int"', "AVRO"))
+    client.set_compatibility("s", "NONE")
+    assert client.get_compatibility("s") == "NONE"
+    client.register_schema("s", Schema('"int"', "AVRO"))
+    assert client.get_versions("s") == [1, 2]
+    assert client.delete_version("s", 1) == 1
+    assert client.delete_subject("s") == [2]
+    assert client.delete_subject("s", permanent=True) == [1, 2]
+    assert client.get_subjects() == []

@@ -1,0 +1,44 @@
+"""The registry of nodes that lead, follow or have no replica of `_schemas`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.node.cluster_harness import LocalNodes
+
+from chronik.metadata.image import SCHEMAS_TOPIC
+from chronik.schemas.commands import Command
+from chronik.schemas.errors import Code, Refused
+
+REGISTRATIONS = 20
+
+
+def registration(number: int) -> Command:
+    return Command("register", f"s{number}", {"body": {"schema": f'{{"type":"fixed","name":"F{number}","size":8}}'}})
+
+
+async def test_a_caught_up_node_has_every_registration_that_was_answered(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
+        brokers = await nodes.start_all()
+        for number in range(REGISTRATIONS):
+            answer = await brokers[number % 3].schemas.submit(registration(number))
+            for broker in brokers:
+                assert (await broker.schemas.caught_up()).by_id(answer["id"]) is not None
+
+
+async def test_a_node_that_cannot_reach_the_leader_does_not_answer_404(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
+        brokers = await nodes.start_all()
+        await brokers[0].schemas.submit(registration(0))
+        topic = brokers[0].image.require_topic(SCHEMAS_TOPIC)
+        leader = next(broker for broker in brokers if broker.node_id == topic.partitions[0].leader)
+        survivor = nodes.others(leader)[0]
+        unknown = Command("lookup", "s9", {"body": {"schema": '"int"'}})
+        for broker in nodes.others(leader):
+            await broker.schemas.current()
+        for broker in (*nodes.others(leader)[1:], leader):  # The last one leaves no majority that could elect another.
+            await nodes.kill(broker)
+        with pytest.raises(Refused) as refused:
+            await survivor.schemas.decide(unknown)
+        assert refused.value.code == Code.UNKNOWN_LEADER

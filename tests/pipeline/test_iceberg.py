@@ -1,0 +1,173 @@
+"""Iceberg tables: exactly once through crashes, races and rollbacks; days, maintenance, audits, other readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.support.landing import TIME, records, writer
+
+from chronik.pipeline.audit.table import find_tables, read_table, table_ranges
+from chronik.pipeline.catalog import open_catalog
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land.delta import BatchLander, LandedBatch
+from chronik.pipeline.land.iceberg import RETRIES, IcebergTable
+from chronik.pipeline.land.iceberg_maintenance import maintain_at
+from chronik.pipeline.land.landed_offsets import LandedOffsets
+from chronik.pipeline.land.schema import dead_letter_schema, table_schema
+from chronik.pipeline.land.task import NewFile
+
+DAY_US = 24 * 3600 * 1_000_000
+
+
+def table(folder: Path, topic_id: str = "id-1") -> IcebergTable:
+    return IcebergTable.open(open_catalog(str(folder), {}), str(folder / "t"), table_schema(None), "t", topic_id)
+
+
+def lander(folder: Path) -> BatchLander:
+    return BatchLander(table(folder))
+
+
+def loaded(folder: Path, name: str = "t") -> Any:
+    return open_catalog(str(folder), {}).load_table(("chronik", name))
+
+
+def landed(folder: Path, name: str = "t") -> list[tuple[int, int]]:
+    rows = loaded(folder, name).scan(selected_fields=("partition", "offset")).to_arrow()
+    return sorted(tuple(row.values()) for row in rows.to_pylist())
+
+
+def each(stop: int, partition: int = 0) -> list[tuple[int, int]]:
+    return [(partition, offset) for offset in range(stop)]
+
+
+def test_a_batch_lands_once_after_replays_and_a_lost_checkpoint(tmp_path: Path) -> None:
+    write = writer(tmp_path, records(0, range(10)), records(1, range(5)))
+    assert lander(tmp_path).land("q", 0, write) == LandedBatch(15, 0)
+    assert lander(tmp_path).land("q", 0, write) == LandedBatch(0, 0)
+    assert lander(tmp_path).land("q", 1, writer(tmp_path)) == LandedBatch(0, 0)
+    assert lander(tmp_path).land("new", 0, writer(tmp_path, records(0, range(20)))) == LandedBatch(10, 0)
+    assert landed(tmp_path) == each(20) + each(5, 1)
+    summary = loaded(tmp_path).current_snapshot().summary
+    assert (summary["chronik.query"], summary["chronik.offsets"]) == ("new", '{"0":[10,19]}')
+
+
+def test_a_landing_that_another_one_overtakes_checks_again(tmp_path: Path) -> None:
+    """Without that, pyiceberg would append the same files to the newer snapshot."""
+    ours, raced = writer(tmp_path, records(0, range(80))), list[LandedBatch]()
+
+    def write(known: LandedOffsets) -> Sequence[NewFile]:
+        files = ours(known)
+        if not raced:
+            raced.append(lander(tmp_path).land("other", 0, writer(tmp_path, records(0, range(50)))))
+        return files
+
+    assert lander(tmp_path).land("q", 0, write) == LandedBatch(30, 0)
+    assert raced == [LandedBatch(50, 0)] and landed(tmp_path) == each(80)
+
+
+def test_the_same_query_in_two_processes_lands_each_record_once(tmp_path: Path) -> None:
+    write = writer(tmp_path, records(0, range(50)))
+
+    def late(known: LandedOffsets) -> Sequence[NewFile]:
+        files = write(known)
+        lander(tmp_path).land("q", 0, write)
+        return files
+
+    assert lander(tmp_path).land("q", 0, late) == LandedBatch(0, 0)
+    assert landed(tmp_path) == each(50)
+
+
+def test_a_table_that_would_repeat_appends_is_refused(tmp_path: Path) -> None:
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(5))))
+    with loaded(tmp_path).transaction() as transaction:
+        transaction.set_properties({RETRIES: "4"})
+    with pytest.raises(PipelineError, match=r"needs the property commit.retry.num-retries = 0"):
+        lander(tmp_path).land("q", 1, writer(tmp_path, records(0, range(5, 9))))
+
+
+def test_a_crash_between_both_commits_leaves_each_record_in_one_table(tmp_path: Path) -> None:
+    dead = IcebergTable.open(
+        open_catalog(str(tmp_path), {}), str(tmp_path / "t_dead_letters"), dead_letter_schema(), "t", "id-1"
+    )
+    bad = records(0, range(2, 4)).append_column("reason", pa.array(["x", "y"]))
+    file = _dead_file(tmp_path, bad)
+    dead.commit("q", 0, [file])
+    both = BatchLander(table(tmp_path), dead)
+    assert both.land("new", 0, writer(tmp_path, records(0, range(4)))) == LandedBatch(2, 0)
+    assert landed(tmp_path) == each(2) and landed(tmp_path, "t_dead_letters") == [(0, 2), (0, 3)]
+
+
+def _dead_file(folder: Path, rows: Any) -> NewFile:
+    from chronik.pipeline.land.task import DEAD_LETTERS, FileSet
+
+    files = FileSet(DEAD_LETTERS, str(folder / "t_dead_letters"), dead_letter_schema(), "dead")
+    files.add(rows.select([name for name in dead_letter_schema().names if name != "date"]))
+    (file,) = files.finish()
+    return file
+
+
+def test_a_rolled_back_table_and_a_recreated_topic_are_refused(tmp_path: Path) -> None:
+    same = lander(tmp_path)
+    for batch in range(3):
+        same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
+    first = loaded(tmp_path).metadata.snapshots[0].snapshot_id
+    loaded(tmp_path).manage_snapshots().set_current_snapshot(snapshot_id=first).commit()
+    with pytest.raises(PipelineError, match="was rolled back to an earlier snapshot"):
+        lander(tmp_path).land("q", 3, writer(tmp_path, records(0, range(15, 20))))
+    lander(tmp_path).land("new", 0, writer(tmp_path, records(0, range(20))))
+    assert landed(tmp_path) == each(20)
+    with pytest.raises(PipelineError, match="was deleted and recreated"):
+        table(tmp_path, "id-2")
+
+
+def test_days_are_partitions_and_other_engines_read_every_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    times = [TIME, None, TIME + DAY_US]
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(3), [b"a", None, b""], times)))
+    days = loaded(tmp_path).inspect.partitions().column("partition").to_pylist()
+    assert sorted(str(day["timestamp_day"]) for day in days) == ["2023-11-14", "2023-11-15", "None"]
+    frame = pl.scan_iceberg(loaded(tmp_path)).sort("offset").collect()
+    assert frame.select("key", "value").rows() == [(b"k0", b"a"), (b"k1", None), (b"k2", b"")]
+    connection = loaded(tmp_path).scan(row_filter="offset > 0").to_duckdb("t")
+    assert connection.execute('select "offset", headers from t order by all').fetchall() == [
+        (1, [{"key": "h", "value": b"1"}]),
+        (2, [{"key": "h", "value": b"1"}]),
+    ]
+
+
+def test_small_files_are_merged_and_old_snapshots_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", 4)
+    same = lander(tmp_path)
+    for batch in range(4):
+        same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
+    done = maintain_at(str(tmp_path / "t"), {}, "m", 4_000_000_000_000)
+    assert (done.merged_files, done.new_files, done.removed_files) == (4, 1, 4)
+    assert len(list(loaded(tmp_path).scan().plan_files())) == 1 and landed(tmp_path) == each(20)
+    assert same.land("q", 4, writer(tmp_path, records(0, range(15, 25)))) == LandedBatch(5, 0)
+    assert landed(tmp_path) == each(25)
+
+
+def test_an_audit_reads_the_table_and_its_checksums(tmp_path: Path) -> None:
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(7))))
+    for address in (str(tmp_path), str(tmp_path / "t")):
+        (found,) = find_tables(address, "t")
+        rows = pa.Table.from_batches(batch for task in table_ranges([found], 16, 2) for batch in read_table(task))
+        assert sorted(rows.column("start").to_pylist()) == list(range(7)) and found.has_content
+
+
+def test_other_topics_and_missing_catalogs_are_refused(tmp_path: Path) -> None:
+    table(tmp_path)
+    catalog = open_catalog(str(tmp_path), {})
+    with pytest.raises(PipelineError, match="holds the topic t, not other"):
+        IcebergTable.open(catalog, str(tmp_path / "t"), table_schema(None), "other", "id-1")
+    with pytest.raises(PipelineError, match="the catalog has the table"):
+        IcebergTable.open(catalog, str(tmp_path / "elsewhere" / "t"), table_schema(None), "t", "id-1")
+    with pytest.raises(PipelineError, match="is no folder for a catalog: pass --catalog"):
+        open_catalog("s3://bucket/tables", {})

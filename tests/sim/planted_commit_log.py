@@ -1,0 +1,47 @@
+"""Bugs to plant into the commit log. tests/storage/test_commit_log.py finds more of them, with other means."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from tests.sim.planted import Planted
+from tests.sim.planted_disks import Found
+
+from chronik.storage import folder
+from chronik.storage.log import Log
+from chronik.testing.sim.disk import SimFile
+from chronik.testing.sim.scenario import SingleNode
+
+
+def acknowledged_only_in_the_commit_log() -> AbstractContextManager[Any]:
+    """The next start does not write what the commit log holds into the segments."""
+    return patch.object(folder, "replay", lambda *_: None)
+
+
+def commit_log_is_recycled_before_the_flush() -> AbstractContextManager[Any]:
+    """A file of the commit log is overwritten although segments with entries in it are not synced."""
+
+    def forget(log: Log) -> None:
+        log._syncs._forget_framed()
+
+    return patch.object(Log, "flush_job", forget)
+
+
+def commit_log_is_not_synced() -> AbstractContextManager[Any]:
+    """A frame counts as durable when it is written."""
+    sync = SimFile.datasync
+
+    def datasync(file: SimFile) -> None:
+        if "/commit-log/" not in file._path:
+            sync(file)
+
+    return patch.object(SimFile, "datasync", datasync)
+
+
+PLANTED_IN_COMMIT_LOG: dict[Planted, Found] = {
+    acknowledged_only_in_the_commit_log: Found(SingleNode.name, 14),
+    commit_log_is_recycled_before_the_flush: Found(SingleNode.name, 25),
+    commit_log_is_not_synced: Found(SingleNode.name, 25),
+}
