@@ -38,9 +38,9 @@ async def chronik(broker: Broker, *arguments: str) -> Outcome:
     return Outcome(process.returncode, out.decode(), err.decode())
 
 
-async def open_transaction(nodes: LocalNodes) -> TransactionalClient:
+async def open_transaction(nodes: LocalNodes, timeout_ms: int = 60_000) -> TransactionalClient:
     client = TransactionalClient(nodes, ID)
-    assert await client.init() is ErrorCode.none
+    assert await client.init(timeout_ms) is ErrorCode.none
     assert await client.add(("orders", 0), ("orders", 2)) is ErrorCode.none
     return client
 
@@ -80,14 +80,16 @@ async def test_list_and_describe_show_an_open_transaction(tmp_path: Path) -> Non
 
 
 async def test_abort_of_an_open_transaction_fences_its_producer(tmp_path: Path) -> None:
-    async with LocalNodes(tmp_path, 1, **ALONE) as nodes:
+    async with LocalNodes(tmp_path, 1, **ALONE, transaction_max_timeout_ms=30_000) as nodes:
         (broker,) = await nodes.start_all()
         await create_topic(nodes, "orders", 3, replicas=1)
-        client = await open_transaction(nodes)
+        client = await open_transaction(nodes, timeout_ms=20_000)
         aborted = await chronik(broker, "abort", ID)
         assert aborted.code == 0 and "fenced" in aborted.error_line
         assert [each.is_commit for each in markers(broker, "orders", 0)] == [False]
         assert await client.end() is ErrorCode.producer_fenced
+        described = (await chronik(broker, "describe", ID, "--json")).json()
+        assert described["timeout_ms"] == 20_000, "the id keeps its timeout"
         again = await chronik(broker, "abort", ID)
         assert again.code == 2 and "no open transaction" in again.error_line
         neither = await chronik(broker, "abort")

@@ -77,6 +77,28 @@ def test_a_transaction_commits_its_partitions_and_offsets_together(shared_node: 
     assert values(shared_node, name, 1) == numbers(6) + numbers(6, 20)
 
 
+def test_stable_offsets_are_read_after_the_transaction_that_may_change_them(shared_node: Node, generation: int) -> None:
+    name, group = f"producer-stable-{generation}", f"producer-stable-group-{generation}"
+    topics.create(shared_node.bootstrap, name, 1)
+
+    async def work(cluster: Cluster) -> None:
+        transaction = TransactionalProducer(cluster, name)
+        for offset in (1, 2):
+            await transaction.begin()
+            await transaction.append({(name, 0): written(10, 20 * offset)})
+            await transaction.commit_offsets(group, {(name, 0): offset})
+            if offset == 1:
+                await transaction.commit()
+        groups = Groups(cluster)
+        assert await groups.committed(group) == {(name, 0): 1}
+        stable = asyncio.create_task(groups.committed(group, is_stable=True))
+        assert await asyncio.wait([stable], timeout=0.3) == (set(), {stable}), "the transaction is open"
+        await transaction.commit()
+        assert await stable == {(name, 0): 2}
+
+    run(shared_node, work)
+
+
 def test_an_aborted_transaction_leaves_no_record_and_no_offset(shared_node: Node, generation: int) -> None:
     name, group = f"producer-abort-{generation}", f"producer-abort-group-{generation}"
     topics.create(shared_node.bootstrap, name, 1)

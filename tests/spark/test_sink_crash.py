@@ -156,7 +156,7 @@ def check_whole(bootstrap: str, source: str, target: str, checkpoint: Path) -> i
     "kinds",
     [
         pytest.param(("worker", "broker", "everything"), marks=pytest.mark.timeout(900)),
-        pytest.param(KINDS * 5, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+        pytest.param(KINDS * 7, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
     ids=["three kills", "twenty kills"],
 )

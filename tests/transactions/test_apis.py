@@ -214,10 +214,15 @@ async def test_write_txn_markers_answers_for_each_partition(broker: TransactionB
 async def test_list_transactions_filters_by_state_producer_and_duration(
     broker: TransactionBroker, version: int
 ) -> None:
+    await broker.begin(name="new")
     old = await broker.begin(ORDERS, name="old")
     broker.wall_now_ms += 10_000
     await broker.begin(ORDERS, name="new")
     await broker.begin(name="idle")
+
+    ongoing = {"state_filters": ["Ongoing"], "producer_id_filters": [], "duration_filter": -1}
+    oldest_first = (await broker.ask(list_transactions.API, version, ongoing)).transaction_states
+    assert [each.transactional_id for each in oldest_first] == ["old", "new"]
 
     async def listed(**filters: Any) -> set[tuple[str, str]]:
         values = {"state_filters": [], "producer_id_filters": [], "duration_filter": -1, **filters}

@@ -45,6 +45,18 @@ async def test_every_producer_gets_an_id_of_its_own_and_uses_no_more_than_it_nee
 
 
 @with_transactions()
+async def test_the_end_of_an_unknown_transaction_uses_no_producer_id(broker: TransactionBroker) -> None:
+    await broker.begin(name="known")
+    used = broker.next_producer_id
+    for client_version in range(3):
+        values = await broker.transactions.end(
+            "unknown", ProducerIdAndEpoch(1, 0), is_commit=True, client_version=client_version
+        )
+        assert values["error_code"] is ErrorCode.invalid_producer_id_mapping
+    assert broker.next_producer_id == used
+
+
+@with_transactions()
 async def test_clients_wait_while_the_controller_allocates_no_producer_ids(broker: TransactionBroker) -> None:
     producer = await broker.begin(name="known")
     broker.producer_ids_error = KafkaError(ErrorCode.request_timed_out, "no controller")

@@ -166,7 +166,8 @@ def abort(
 
 
 async def _abort_open(transactions: Transactions, transactional_id: str) -> None:
-    state = (await transactions.describe(transactional_id)).state
+    described = await transactions.describe(transactional_id)
+    state = described.state
     if state.startswith(PREPARED):
         raise CliError(
             f"the outcome of {transactional_id} is decided ({state}), and its coordinator writes the markers: "
@@ -174,7 +175,7 @@ async def _abort_open(transactions: Transactions, transactional_id: str) -> None
         )
     if state != ONGOING:
         raise CliError(f"{transactional_id} has no open transaction, its state is {state}: nothing to abort")
-    await transactions.fence(transactional_id)
+    await transactions.fence(described)
 
 
 async def _abort_hanging(transactions: Transactions, topic: str, partition: int, start_offset: int) -> None:

@@ -139,7 +139,9 @@ class Groups:
         values = {"group_id": group, "topics": [{"topic_name": topic, "partitions": partitions}]}
         await self._cluster.call(ApiKey.ALTER_SHARE_GROUP_OFFSETS, values, check, group=group)
 
-    async def committed(self, group: str) -> dict[Partition, int]:
+    async def committed(self, group: str, *, is_stable: bool = False) -> dict[Partition, int]:
+        """Return the group's offsets; with `is_stable`, wait until no transaction may still change one of them."""
+
         def read(response: Any) -> dict[Partition, int]:
             offsets_of_group = response.groups[0] if hasattr(response, "groups") else response
             raise_for(offsets_of_group, f"offsets of group {group}")
@@ -151,7 +153,8 @@ class Groups:
                         offsets[topic.name, partition.partition_index] = partition.committed_offset
             return dict(sorted(offsets.items()))
 
-        values = {"group_id": group, "topics": None, "groups": [{"group_id": group, "topics": None}]}
+        groups = [{"group_id": group, "topics": None}]
+        values = {"group_id": group, "topics": None, "groups": groups, "require_stable": is_stable}
         return await self._cluster.call(ApiKey.OFFSET_FETCH, values, read, group=group, at_most=9)
 
     async def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:

@@ -21,8 +21,6 @@ STATE_TOPIC = "__transaction_state"
 """The leader of a partition coordinates the transactional ids that hash to it."""
 
 STATES = "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or PrepareEpochFence"
-FENCING_TIMEOUT_MS = 60_000
-"""The transaction timeout that InitProducerId requires; the application's next producer replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +206,16 @@ class Transactions:
             )
         return [(each.leader, each.leader_epoch) for each in layout.partitions]
 
-    async def fence(self, transactional_id: str) -> None:
-        """Abort the open transaction of an id, and fence its producer."""
+    async def fence(self, described: TransactionDescription) -> None:
+        """Abort the open transaction of an id, and fence its producer. The id keeps its transaction timeout."""
+        transactional_id = described.transactional_id
 
         def check(response: Any) -> None:
             raise_for(response, f"fencing the producer of {transactional_id}")
 
         values = {
             "transactional_id": transactional_id,
-            "transaction_timeout": FENCING_TIMEOUT_MS,
+            "transaction_timeout": described.timeout_ms,
             "producer_id": -1,
             "producer_epoch": -1,
         }

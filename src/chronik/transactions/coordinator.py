@@ -230,6 +230,9 @@ class TransactionCoordinator:
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
+    def knows(self, transactional_id: str) -> bool:
+        return transactional_id in self._ids
+
     def needs_producer_id(self, transactional_id: str) -> bool:
         """Whether the next request for this id may need a producer id that nothing uses yet."""
         known = self._ids.get(transactional_id)

@@ -32,7 +32,7 @@ async def _transactions_of(brokers: BrokerPool, broker: BrokerImage) -> tuple[li
     listed = await brokers.call(broker, ApiKey.LIST_TRANSACTIONS, values, at_most=1)
     if listed.error_code != ErrorCode.none:
         raise KafkaError(listed.error_code, f"transactions of node {broker.id}")
-    names = sorted(each.transactional_id for each in listed.transaction_states)
+    names = [each.transactional_id for each in listed.transaction_states]  # the oldest first
     if not names:
         return [], 0
     request = {"transactional_ids": names[:TRANSACTIONS_MAX]}

@@ -2,6 +2,7 @@
 
 Behaviour
 - Returns the transactional ids that this node coordinates; clients query every node.
+- Lists transactions by the time they began, the oldest first: one that blocks readers is in any first part of the list.
 - Filters by state, producer id, the time since the transaction began, and an RE2 expression that the whole
   transactional id must match. Unknown states are returned as such; a wrong expression is INVALID_REGULAR_EXPRESSION.
 - COORDINATOR_LOAD_IN_PROGRESS while the node loads ids, COORDINATOR_NOT_AVAILABLE while it has no lease: the list
@@ -15,7 +16,7 @@ from chronik.authorization.acls import ResourceType
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Request, Values
-from chronik.transactions.transaction import TransactionState
+from chronik.transactions.transaction import TransactionMetadata, TransactionState
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -32,7 +33,7 @@ async def handle(runtime: Runtime, transactions: TransactionService, request: Re
     matches = _matcher(getattr(message, "transactional_id_pattern", None))
     listed = [
         {"transactional_id": each, "producer_id": state.producer_id, "transaction_state": state.state.label}
-        for each, state in transactions.transactions()
+        for each, state in sorted(transactions.transactions(), key=_age)
         if (not names or state.state.label in names)
         and (not producer_ids or state.producer_id in producer_ids)
         and request.access.sees(ResourceType.TRANSACTIONAL_ID, each)
@@ -44,6 +45,10 @@ async def handle(runtime: Runtime, transactions: TransactionService, request: Re
         "unknown_state_filters": sorted(names - STATES.keys()),
         "transaction_states": listed,
     }
+
+
+def _age(named: tuple[str, TransactionMetadata]) -> tuple[int, str]:
+    return named[1].start_ms, named[0]
 
 
 def _matcher(pattern: str | None) -> Callable[[str], bool]:

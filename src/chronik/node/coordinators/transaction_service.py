@@ -28,6 +28,7 @@ from chronik.transactions.coordinator import (
 )
 from chronik.transactions.records import UnreadableRecord
 from chronik.transactions.transaction import (
+    EPOCH_BUMP_VERSION,
     NO_PRODUCER_ID,
     TopicPartition,
     TransactionMetadata,
@@ -183,7 +184,8 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         """Return `error_code`, and the `producer_id` and `producer_epoch` of the next transaction."""
 
         async def submit() -> Values:
-            fresh_producer_id = await self._fresh_producer_id(transactional_id)
+            may_bump = client_version >= EPOCH_BUMP_VERSION and self._coordinator.knows(transactional_id)
+            fresh_producer_id = await self._fresh_producer_id(transactional_id) if may_bump else NO_PRODUCER_ID
             request = EndRequest(transactional_id, *producer, is_commit, client_version, fresh_producer_id)
             return await self._submit(transactional_id, lambda token, at: self._coordinator.end(request, token, at))
 

@@ -76,5 +76,6 @@ async def last_number(cluster: Cluster, name: str) -> int:
     """Return the number of the last committed micro-batch; -1 if there is none.
 
     It is final if a transaction of this query has begun and not ended: the begin waits for the markers of earlier ones.
+    Older brokers apply the offsets of a marker after they have answered it, so this waits for stable offsets.
     """
-    return max((await Groups(cluster).committed(name)).values(), default=-1)
+    return max((await Groups(cluster).committed(name, is_stable=True)).values(), default=-1)
