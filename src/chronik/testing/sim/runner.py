@@ -11,13 +11,22 @@ from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, Five
 from chronik.testing.sim.faults import crash_points
 from chronik.testing.sim.host import release
 from chronik.testing.sim.scenario import Scenario, SingleNode
-from chronik.testing.sim.transaction_scenario import Transactions
+from chronik.testing.sim.transaction_scenario import SeveredCoordinators, Transactions
 from chronik.testing.sim.tripwires import tripwires
 from chronik.testing.sim.world import World
 
 SCENARIOS: Mapping[str, type[Scenario]] = {
     scenario.name: scenario
-    for scenario in (SingleNode, ThreeNodes, BadDisks, FiveNodes, Transactions, ConsumerGroups, ShareGroups)
+    for scenario in (
+        SingleNode,
+        ThreeNodes,
+        BadDisks,
+        FiveNodes,
+        Transactions,
+        ConsumerGroups,
+        ShareGroups,
+        SeveredCoordinators,
+    )
 }
 DEFAULT_SCENARIO = SingleNode.name
 

@@ -237,16 +237,17 @@ class Transactions(ThreeNodes):
     """
 
     name: ClassVar[str] = "transactions"
+    always_severs: ClassVar[bool] = False
     audited: ClassVar[tuple[str, ...]] = (TOPIC, COPIES_TOPIC, TABLE_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 
     def build(self) -> None:
         drawn = self.world.random("transactions")
         self._kinds: list[str] = []
-        if drawn.random() < FILES_SHARE:
+        if not self.always_severs and drawn.random() < FILES_SHARE:
             self.strike_pause_s = FILES_PAUSE_S
             self.strikes_from_the_start = False
             self._kinds = [*drawn.sample(sorted(FILE_FAULTS), 2), *drawn.sample(BESIDE, drawn.randint(1, 3))]
-        self._severs = not self._kinds and drawn.random() < SEVER_SHARE
+        self._severs = self.always_severs or (not self._kinds and drawn.random() < SEVER_SHARE)
         if self._severs:
             self.busy_s = 9.0
             self.strike_pause_s = SEVER_PAUSE_S
@@ -379,3 +380,10 @@ def _aborted(hosted: Partition) -> Iterator[tuple[int, int, int]]:
                 first = first_offsets.pop(header.producer_id, None)
                 if first is not None and not read_marker(data, start).is_commit:
                     yield header.producer_id, first, header.base_offset
+
+
+class SeveredCoordinators(Transactions):
+    """Transactions whose coordinators are cut off when they have decided one: late markers must be refused."""
+
+    name: ClassVar[str] = "severed-coordinators"
+    always_severs: ClassVar[bool] = True
