@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from errno import EIO
+from errno import EIO, ENOSPC
 from random import Random
 from unittest.mock import patch
 from uuid import UUID
@@ -216,6 +216,39 @@ def test_a_truncation_finds_room_in_a_full_commit_log() -> None:
     assert numbers(disk) == []
     assert commit_log.write([entry(1)]) == 2
     assert numbers(disk) == [1]
+
+
+def test_a_truncation_while_a_file_is_added_uses_another_one() -> None:
+    disk = FaultyDisk()
+    commit_log = commit_log_on(disk, files=1)
+    while commit_log.write([entry(0)]) is not None:
+        pass
+    voided = False
+
+    def truncate(operation: str, path: str) -> None:
+        nonlocal voided
+        if operation == "pwrite" and not voided:
+            voided = True
+            commit_log.void(LOG)
+
+    disk.fail = truncate
+    commit_log.add_file()
+    assert voided and numbers(disk) == []
+    assert [commit_log.write([entry(number)]) for number in range(8)] == [2] * 6 + [3] * 2
+    assert numbers(disk) == list(range(8))
+
+
+def test_a_file_that_could_not_be_added_is_tried_again() -> None:
+    disk = FaultyDisk()
+    commit_log = commit_log_on(disk, files=1)
+    disk.fail = lambda operation, path: ENOSPC if operation == "pwrite" else None
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            commit_log.add_file()
+        assert commit_log.wants_file
+    disk.fail = lambda operation, path: None
+    commit_log.add_file()
+    assert disk.listdir("/c") == ["0", "1"]
 
 
 def test_a_broken_commit_log_refuses_truncations_until_it_no_longer_counts() -> None:

@@ -116,7 +116,9 @@ class CommitLog:
         self._retire = retire
         self._is_retired = False
         self._lock = Lock()
-        self._file_count = 0
+        self._next_number = 0
+        self._added: int | None = None
+        """The file that `add_file` creates, also if it failed: it is tried again."""
         self._free: deque[_LogFile] = deque()
         self._used: deque[_LogFile] = deque()
         """Oldest first; the last one is written to."""
@@ -126,26 +128,31 @@ class CommitLog:
         self._last_uses: dict[LogId, int] = {}
         """The serial of the file with the last entry of each log."""
         for _ in range(files):
-            self._free.append(self._open_file())
+            self._open_file(self._take_number())
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
     @property
     def wants_file(self) -> bool:
-        return self._file_count < FILES_MAX and not self.is_broken
+        return len(self._free) + len(self._used) < FILES_MAX and not self.is_broken
 
     def add_file(self) -> None:
-        """Create one more file, with all its blocks written."""
+        """Create one more file, with all its blocks written. One thread at a time calls this."""
         with self._lock:
-            number = self._file_count
-        create_file(self._disk, self._folder, number, self.file_bytes)
+            if self._added is None:
+                # Before the file exists: `void` may need one meanwhile, and must not use this one.
+                self._added = self._take_number()
+        create_file(self._disk, self._folder, self._added, self.file_bytes)
         with self._lock:
-            self._free.append(self._open_file())
+            self._open_file(self._added)
+            self._added = None
 
-    def _open_file(self) -> _LogFile:
-        opened = _LogFile(self._disk.open(f"{self._folder}/{self._file_count}"), self.file_bytes)
-        self._file_count += 1
-        return opened
+    def _take_number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1
+
+    def _open_file(self, number: int) -> None:
+        self._free.append(_LogFile(self._disk.open(f"{self._folder}/{number}"), self.file_bytes))
 
     def close(self) -> None:
         with self._lock:
@@ -189,11 +196,11 @@ class CommitLog:
             file = self._file_for(PAGE_BYTES)
             if file is None:
                 # Rounds can do without the commit log, a truncation cannot: its blocks need not be written for that.
-                with closing(self._disk.open(f"{self._folder}/{self._file_count}", create=True)) as extra:
+                with closing(self._disk.open(f"{self._folder}/{self._next_number}", create=True)) as extra:
                     extra.allocate(self.file_bytes)
                     extra.datasync()
                 self._disk.sync_dir(self._folder)
-                self._free.append(self._open_file())
+                self._open_file(self._take_number())
                 file = self._next_file()
             self._write(file, [Entry(log, below, VOID, 0)])
             if below == MAX_OFFSET:
