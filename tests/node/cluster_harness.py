@@ -172,7 +172,9 @@ class LocalNodes:
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
-    def controller(self) -> Broker:
+    async def controller(self) -> Broker:
+        """Wait for the controller: on a busy machine, a node may lose this role at any time."""
+        await until(lambda: any(broker.is_controller for broker in self.brokers.values()), "a controller")
         return next(broker for broker in self.brokers.values() if broker.is_controller)
 
     def others(self, broker: Broker) -> list[Broker]:

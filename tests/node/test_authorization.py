@@ -397,7 +397,7 @@ async def test_denials_are_audited_once_and_counted_by_operation(tmp_path: Path)
 async def test_every_node_authorizes_the_client_whoever_answers(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path, authorization=ENABLED) as nodes:
         brokers = await nodes.start_all()
-        controller = nodes.controller()
+        controller = await nodes.controller()
         other = nodes.others(controller)[0]
         admin, alice, eve = [await login(nodes, other, each) for each in (ADMIN, ALICE, EVE)]
         new = {"name": ORDERS, "num_partitions": 3, "replication_factor": 3}

@@ -155,7 +155,7 @@ async def test_a_member_of_three_started_without_peers_reports_a_missing_majorit
 async def test_a_new_controller_replaces_a_dead_one_and_no_committed_metadata_is_lost(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
-        first = nodes.controller()
+        first = await nodes.controller()
         await first.metadata.propose(AllocateProducerIds(1, 10))
         await nodes.kill(first)
         second = await until(lambda: next((b for b in nodes.brokers.values() if b.is_controller), None))
@@ -171,7 +171,7 @@ async def test_a_node_without_a_majority_logs_the_missing_nodes_and_commits_noth
 ) -> None:
     async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
-        survivor = nodes.controller()
+        survivor = await nodes.controller()
         gone = nodes.others(survivor)
         for broker in gone:
             await nodes.kill(broker)
@@ -210,7 +210,7 @@ async def test_a_node_that_starts_without_a_majority_logs_the_missing_nodes_and_
 async def test_a_voter_with_an_empty_disk_rejoins_as_a_learner_and_becomes_a_voter_again(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
-        controller = nodes.controller()
+        controller = await nodes.controller()
         lost = nodes.others(controller)[0]
         store = next(m.store for m in controller.member.raft.node.membership.members if m.node_id == lost.node_id)
         await nodes.kill(lost)
@@ -249,7 +249,7 @@ async def test_a_restarted_node_reaches_a_node_that_rejoined_while_it_was_down(t
         await nodes.start_all()
         nodes.add(4)
         four = await nodes.start(4, nodes.config(4, peers=[1, 2, 3]))
-        down = next(broker for broker in nodes.others(nodes.controller()) if broker is not four)
+        down = next(broker for broker in nodes.others(await nodes.controller()) if broker is not four)
         await until(lambda: down.member.peers.is_connected(4))
         await nodes.kill(down)
         other = next(broker for broker in nodes.others(four))
@@ -280,7 +280,7 @@ async def test_a_learner_replaces_a_voter_that_leaves_for_good(tmp_path: Path) -
         await nodes.start_all()
         nodes.add(4)
         await nodes.start(4)
-        leaving = nodes.controller()
+        leaving = await nodes.controller()
         others = nodes.others(leaving)
         unregister = partial(nodes.administer, others[0], ApiKey.UNREGISTER_BROKER, {"broker_id": leaving.node_id})
         # The leaving node is the controller: another node takes over first, then the client retries.
@@ -301,7 +301,7 @@ async def test_a_learner_replaces_a_voter_that_leaves_for_good(tmp_path: Path) -
 async def test_a_controller_hands_over_before_it_stops_cleanly(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
-        first = nodes.controller()
+        first = await nodes.controller()
         others = nodes.others(first)
         await nodes.stop(first)
         assert any(broker.member.raft.node.is_leader for broker in others)
@@ -347,7 +347,7 @@ async def test_a_node_whose_id_is_taken_over_stops_serving_and_reports_the_remed
         # The controller sees this when a node was silent for too long and another one registered with its id.
         other = msgspec.structs.replace(one.member.session.registration, incarnation=UUID(int=5), host="elsewhere")
         epoch = one.image.brokers[one.node_id].epoch
-        await nodes.controller().metadata.propose(
+        await (await nodes.controller()).metadata.propose(
             lambda image: plan_registration(image, BrokerStates.of(image), other, is_session_alive=False)
         )
         await until(lambda: one.image.brokers[one.node_id].epoch > epoch)

@@ -31,7 +31,7 @@ def store_of(broker: Broker, node_id: int) -> UUID:
 async def test_every_node_describes_the_raft_group_through_the_controller(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path) as nodes:
         brokers = await nodes.start_all()
-        controller = nodes.controller()
+        controller = await nodes.controller()
         raft = controller.member.raft.node
         await until(lambda: all(progress.caught_up_ms is not None for progress in raft.progress.values()))
         for broker in brokers:
@@ -58,7 +58,7 @@ async def test_every_node_describes_the_raft_group_through_the_controller(tmp_pa
 async def test_voters_are_refused_as_kafka_does_and_brokers_keep_their_vote(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
-        controller = nodes.controller()
+        controller = await nodes.controller()
         other = nodes.others(controller)[0]
         client = await nodes.client(other)
         voter = {"voter_id": other.node_id, "voter_directory_id": store_of(controller, other.node_id)}
@@ -88,7 +88,7 @@ async def test_voters_are_refused_as_kafka_does_and_brokers_keep_their_vote(tmp_
 async def test_a_voter_that_is_not_a_broker_any_more_is_removed(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
-        controller = nodes.controller()
+        controller = await nodes.controller()
         gone, kept = nodes.others(controller)
         voter = {"voter_id": gone.node_id, "voter_directory_id": store_of(controller, gone.node_id)}
         epoch = controller.image.brokers[gone.node_id].epoch
@@ -106,7 +106,7 @@ async def test_a_voter_that_is_not_a_broker_any_more_is_removed(tmp_path: Path) 
 async def test_a_learner_that_has_joined_gets_a_vote(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path, count=4) as nodes:
         await nodes.start_all()
-        controller = nodes.controller()
+        controller = await nodes.controller()
         client = await nodes.client(nodes.others(controller)[0])
 
         async def observers() -> list[Any]:
@@ -125,7 +125,7 @@ async def test_a_learner_that_has_joined_gets_a_vote(tmp_path: Path) -> None:
 async def test_describe_cluster_lists_fenced_brokers_on_request(tmp_path: Path, includes_fenced: bool) -> None:
     async with LocalNodes(tmp_path) as nodes:
         await nodes.start_all()
-        controller = nodes.controller()
+        controller = await nodes.controller()
         dead = nodes.others(controller)[0]
         await nodes.kill(dead)
         await until(lambda: controller.image.brokers[dead.node_id].is_fenced)

@@ -174,7 +174,7 @@ async def test_a_batch_is_counted_once_on_the_node_that_received_it(tmp_path: Pa
 async def test_the_controllers_throttle_time_mutes_the_client_where_it_is_connected(tmp_path: Path) -> None:
     async with LocalNodes(tmp_path, default_replication_factor=1) as nodes:
         brokers = await nodes.start_all()
-        controller = nodes.controller()
+        controller = await nodes.controller()
         entry = next(broker for broker in brokers if broker is not controller)
         client = Client(await nodes.client(entry))
         await client.set_quotas({"user": None}, controller_mutation_rate=1)

@@ -8,6 +8,7 @@ from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_clust
 from tests.node.test_replication_following import is_caught_up
 
 from chronik.metadata.calls import HandOver
+from chronik.metadata.image import NO_LEADER
 from chronik.node.replicas.partition import Partition
 from chronik.replication.leader import PartitionLeader
 from chronik.wire.batch import encode_batch
@@ -440,6 +441,28 @@ async def test_a_leader_whose_log_fails_transfers_leadership(cluster: Cluster) -
     await until(lambda: leader.partition.leads)
     # The record that could not be synced was replicated to the followers, so it is not lost.
     assert leader.partition.log_end_offset == 2
+
+
+@on_cluster(durability="replicated")
+async def test_a_leader_that_reported_a_loss_never_serves_again_in_its_epoch(
+    cluster: Cluster,
+) -> None:
+    one = cluster[1]
+    await one.produce(b"first")
+    await until(lambda: is_caught_up(cluster))
+    for other in (2, 3):
+        cluster.cut(1, other)
+    one.append(b"not replicated")  # so that the handover cannot succeed
+    one.metadata.hold()  # a disk that fails cannot store metadata either
+    partition = one.partition
+    partition.log.read_only = partition.log.read_only_forever = True
+    partition._sync_has_failed(OSError("the disk is broken"))
+    await until(lambda: cluster.state.leader in (2, 3))
+    leader = cluster[cluster.state.leader]
+    await until(lambda: leader.partition.leads)
+    await until(lambda: partition.hands_over_to == NO_LEADER, "the handover is late")
+    assert partition.leader is not None and not partition.leads
+    assert (await one.listed_offset(-1))["error_code"] == ErrorCode.not_leader_or_follower
 
 
 @on_cluster()

@@ -230,6 +230,8 @@ class Partition:
         self.log_fields: Mapping[str, Any] = {"topic": topic.name, "partition": index}
         """The fields that name this partition in log lines."""
         self._appender: PartitionLeader | None = None
+        self._has_resigned = False
+        """A report about this leader's own log may have begun another leader epoch, which this node may never learn."""
         self._next_image: PartitionImage | None = None
         self._replication = replication
         self._runtime = runtime
@@ -865,8 +867,7 @@ class Partition:
             if known is not None and not set(known.replicas) <= set(image.replicas):
                 # A removed replica's position is void. If the replica is added again, it must fetch again.
                 self._waits.release_listeners(self)
-            self._appender = self.leader
-            self.hands_over_to = NO_LEADER
+            self.cancel_handover()
             before = self.leader.high_watermark
             self.leader.partition_changed(image.replicas, image.isr, image.partition_epoch, self._replication.now_ms())
             self.watermark_checked(before)
@@ -930,6 +931,7 @@ class Partition:
     def _role_ends(self) -> None:
         self.generation += 1
         self.hands_over_to = NO_LEADER
+        self._has_resigned = False
         self._waits.fail_deletions(self._not_leader())
         self._waits.release_listeners(self)
         # Another leader may write a marker that this node does not see in time.
@@ -941,9 +943,26 @@ class Partition:
         self._appender = None
 
     def cancel_handover(self) -> None:
-        """Cancel a handover that was not proposed: accept records again."""
+        """Cancel a handover that was not proposed: accept records again, unless this leader has resigned."""
         self.hands_over_to = NO_LEADER
-        self._appender = self.leader
+        self._appender = None if self._has_resigned else self.leader
+
+    def resign(self) -> None:
+        """Serve nothing more as leader. Call this before a report of a loss in this node's own log is sent.
+
+        The controller elects another leader at once. If this node's disk has failed, it cannot store that, so its image
+        would still name it leader, under a valid lease.
+        """
+        if self.leader is not None:
+            self._has_resigned = True
+            self._appender = None
+
+    def report_refused(self) -> None:
+        """The controller has refused the report, as no other replica could lead: serve what is left."""
+        if self._has_resigned:
+            self._has_resigned = False
+            if self.hands_over_to == NO_LEADER:
+                self._appender = self.leader
 
     def configure(self, settings: TopicSettings) -> None:
         self.settings = settings

@@ -70,6 +70,9 @@ class ReplicaReports:
         self._added.set()
 
     def may_have_lost(self, partition: Partition, reason: str) -> None:
+        if len(partition.replicas) > 1:
+            # The report of a sole replica changes nothing.
+            partition.resign()
         self._add_urgent(report_of(partition, Loss.POSSIBLE, reason))
 
     def leader_lacks(self, partition: Partition, reason: str) -> None:
@@ -86,8 +89,10 @@ class ReplicaReports:
         By then a new leader epoch has begun, so the positions from the replica's earlier fetches are void.
         KafkaError if the replica stays because no other replica could lead, or if the controller did not respond.
         """
+        partition.resign()
         (refusal,) = (await self._report((report_of(partition, Loss.SPOILED, reason),), False)).refusals
         if refusal:
+            partition.report_refused()
             raise KafkaError(ErrorCode.eligible_leaders_not_available, refusal)
 
     async def flush(self) -> None:
