@@ -9,7 +9,16 @@ from typing import Any
 
 from tests.support.tested_build import tested_environment
 
-from bench.servers import ADMINISTRATOR, CHRONIK, MECHANISM, ServerEnded, Setup, Side
+from bench.servers import (
+    ADMINISTRATOR,
+    CHRONIK,
+    MECHANISM,
+    SHORT_HEARTBEAT_MS,
+    SHORT_SESSION_MS,
+    ServerEnded,
+    Setup,
+    Side,
+)
 from chronik.client.properties import ClientSettings, Target
 from chronik.client.security import ClientSecurity
 from chronik.local.cluster import LocalCluster, free_port
@@ -28,6 +37,9 @@ class ChronikServer:
         self._cluster = LocalCluster(str(folder), command=TIED_NODE, environment=self._environment)
         self._password = secrets.token_urlsafe()
         settings: dict[str, Any] = {"durability": setup.durability}
+        if setup.allows_short_sessions:
+            settings["group_consumer_min_session_timeout_ms"] = SHORT_SESSION_MS
+            settings["group_consumer_min_heartbeat_interval_ms"] = SHORT_HEARTBEAT_MS
         is_secure = setup.protocol == "SASL_SSL"
         if setup.protocol == "SASL_PLAINTEXT":
             settings |= self._sasl(folder)

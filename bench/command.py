@@ -19,6 +19,7 @@ from bench.side_by_side import (
     NAMES,
     Comparison,
     Plan,
+    group_plans,
     growth_plans,
     security_plans,
     setup_plans,
@@ -111,6 +112,7 @@ def plans(options: argparse.Namespace, names: list[str], samples: Samples) -> li
         found = list(setup_plans(names, setups, options.repetitions, small))
     files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     found += growth_plans(names, options.repetitions, files_max, say)
+    found += group_plans(names, options.repetitions, files_max, say)
     found += security_plans(names, options.nodes, options.repetitions, files_max, say)
     return found
 

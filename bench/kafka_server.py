@@ -21,7 +21,17 @@ from pathlib import Path
 from tests.support import apache_kafka
 from tests.support.ports import free_ports
 
-from bench.servers import ADMINISTRATOR, MECHANISM, TLS_CIPHER, TLS_VERSION, ServerEnded, Setup, Side
+from bench.servers import (
+    ADMINISTRATOR,
+    MECHANISM,
+    SHORT_HEARTBEAT_MS,
+    SHORT_SESSION_MS,
+    TLS_CIPHER,
+    TLS_VERSION,
+    ServerEnded,
+    Setup,
+    Side,
+)
 from chronik.client.properties import ClientSettings, Target
 from chronik.client.security import ClientSecurity
 from chronik.local.certificates import create_authority, load_authority
@@ -97,6 +107,11 @@ authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users={super_users}
 """
 
+SHORT_SESSION_SETTINGS = f"""\
+group.consumer.min.session.timeout.ms={SHORT_SESSION_MS}
+group.consumer.min.heartbeat.interval.ms={SHORT_HEARTBEAT_MS}
+"""
+
 _libc = ctypes.CDLL(None)
 
 
@@ -127,6 +142,8 @@ class KafkaServer:
             text += self._security(index)
             if setup.durability == "synced":
                 text += "log.flush.interval.messages=1\n"
+            if setup.allows_short_sessions:
+                text += SHORT_SESSION_SETTINGS
             if heap_mb < HEAP_MB:
                 text += f"log.cleaner.dedupe.buffer.size={SMALL_CLEANER_BYTES}\n"
             (own / "server.properties").write_text(text)

@@ -21,6 +21,7 @@ ListenerProtocol = Literal["PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL"]
 MECHANISM = "SCRAM-SHA-512"
 ADMINISTRATOR = "admin"
 """The user of all rows but that of ACLs: a super user, if the server has an authorizer."""
+SHORT_SESSION_MS, SHORT_HEARTBEAT_MS = 6_000, 1_000
 TLS_VERSION = "TLSv1.3"
 TLS_CIPHER = "TLS_AES_256_GCM_SHA384"
 """OpenSSL's first choice, which Chronik and librdkafka take. Kafka is restricted to it."""
@@ -34,6 +35,8 @@ class Setup:
     durability: Durability = "replicated"
     protocol: ListenerProtocol = "PLAINTEXT"
     has_authorizer: bool = False
+    allows_short_sessions: bool = False
+    """Whether group configs may set sessions and heartbeat intervals of consumer groups below the default minimum."""
 
     def __str__(self) -> str:
         protocol = "" if self.protocol == "PLAINTEXT" else f", {self.protocol}"

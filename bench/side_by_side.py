@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench import chronik_server, kafka_server, restarts, security, transactions, workloads
+from bench import chronik_server, groups, kafka_server, restarts, security, transactions, workloads
 from bench.clients import NotMeasured, Topic, drive, drive_single_requests
 from bench.lives import living
 from bench.processes import machine_time
@@ -59,7 +59,11 @@ PARTS = (
 )
 GROWTH_PARTS = ("partitions", "restart", "sizes", "connections", "transactional-ids")
 SECURITY_PARTS = ("tls", "tls-connections", "acls")
-NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS, *SECURITY_PARTS)
+GROUP_PARTS = {
+    "groups": (groups.lost_member, groups.heartbeats, groups.classic_leave),
+    "share-groups": (groups.shared,),
+}
+NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS, *SECURITY_PARTS, *GROUP_PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,19 @@ def security_plans(
     if "acls" in names:
         setup = Setup(1, "replicated", "SASL_PLAINTEXT")
         yield Plan(f"{security.ACLS:,} ACLs", setup, sides, repetitions, warm=(security.acl_cost,))
+
+
+def group_plans(names: Sequence[str], repetitions: int, files_max: int, say: Callable[[str], None]) -> Iterator[Plan]:
+    """Plan the runs of groups: on one node, so that all members have the same coordinator."""
+    runs = [run for name, several in GROUP_PARTS.items() if name in names for run in several]
+    if groups.heartbeats in runs and (
+        reason := restarts.no_files_for(groups.HEARTBEATING_MEMBERS, files_max, files_each=1)
+    ):
+        say(f"skipped: {groups.HEARTBEATING_MEMBERS:,} members: {reason}")
+        runs.remove(groups.heartbeats)
+    if runs:
+        setup = Setup(1, "replicated", allows_short_sessions=True)
+        yield Plan("groups", setup, (chronik_server.SIDE, kafka_server.SIDE), repetitions, warm=tuple(runs))
 
 
 class Comparison:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from bench import kafka_server, workloads
+from bench import groups, kafka_server, workloads
 from bench.processes import cpu_ticks, machine_time, parent_of, usage_of, with_children
 from bench.restarts import no_files_for
 from bench.servers import CHRONIK, Setup
-from bench.side_by_side import NAMES, PARTS, bar, growth_plans, security_plans, setup_plans
+from bench.side_by_side import NAMES, PARTS, bar, group_plans, growth_plans, security_plans, setup_plans
 
 SETUPS = [Setup(1, "replicated"), Setup(1, "synced"), Setup(3, "replicated"), Setup(3, "synced")]
 SMALL = kafka_server.with_heap(128)
@@ -49,6 +49,7 @@ def test_every_name_leads_to_a_plan() -> None:
             *setup_plans([name], SETUPS, 1, None),
             *growth_plans([name], 1, 1_000_000, print),
             *security_plans([name], None, 1, 1_000_000, print),
+            *group_plans([name], 1, 1_000_000, print),
         ]
         assert plans, name
 
@@ -66,6 +67,15 @@ def test_idle_connections_without_enough_open_files_are_left_out_with_the_reason
     assert plan.cold == ()
     assert plan.warm
     assert "1,000 idle TLS connections" in said[0]
+
+
+def test_rows_of_groups_share_a_run_and_leave_out_members_without_open_files() -> None:
+    (plan,) = group_plans(["groups", "share-groups"], 1, 1_000_000, print)
+    assert plan.warm == (groups.lost_member, groups.heartbeats, groups.classic_leave, groups.shared)
+    said: list[str] = []
+    (plan,) = group_plans(["groups"], 1, 1_024, said.append)
+    assert groups.heartbeats not in plan.warm
+    assert "1,000 members" in said[0]
 
 
 def test_points_without_enough_open_files_are_left_out_with_the_reason() -> None:

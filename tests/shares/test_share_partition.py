@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ ACCEPT, RELEASE, REJECT, RENEW, GAP = (
     AcknowledgeType.GAP,
 )
 A, B = "member-a", "member-b"
+DONE = (DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED)
 LOCK_MS = 1_000
 
 
@@ -102,12 +105,22 @@ class Scene:
             match action:
                 case Write():
                     assert not self.writes, "one write at a time"
+                    assert action.state.delivery_complete_count == self.complete_after(action)
                     self.writes.append(action)
                 case Acknowledged(token=token, error=error):
                     assert token not in self.answers, "answered twice"
                     self.answers[token] = error
                 case DeadLetter():
                     self.dead_letters.append(action)
+
+    def complete_after(self, write: Write) -> int:
+        """Count, one by one, what a write reports as complete from its start offset on."""
+        return sum(
+            run.last - run.first + 1
+            for run in self.partition._runs
+            if run.first >= write.state.start_offset
+            and (run.target if run.target is not None and run.write == write.token else run.state) in DONE
+        )
 
     def states(self) -> list[tuple[int, int, str, int]]:
         return [(first, last, state.name, count) for first, last, state, count, _ in self.partition.entries()]
@@ -193,6 +206,49 @@ def test_malformed_acknowledgements_change_nothing(scene: Scene, acknowledgement
     scene.fetch(A)
     assert scene.settle(A, *acknowledgement) is ErrorCode.invalid_request
     assert scene.states() == [(0, 19, "ACQUIRED", 1)]
+
+
+def test_releases_of_two_writes_take_effect_with_their_own_write(scene: Scene) -> None:
+    scene.fetch(A, 5)
+    scene.acknowledge(A, 4, 4, RELEASE)
+    scene.acknowledge(A, 3, 3, RELEASE)
+    scene.fetch(B, 5)  # joins entries with the same state
+    write = scene.writes.pop()
+    scene.run(scene.partition.written(write.token, ErrorCode.none, 0))
+    assert scene.fetch(B, 1, strict=True) == [Acquired(4, 4, 2)]
+
+
+def test_one_acknowledgement_costs_the_same_among_many_records_in_flight() -> None:
+    assert lines_of_a_delivery(2_000) < 1.5 * lines_of_a_delivery(100)
+
+
+def lines_of_a_delivery(in_flight: int) -> int:
+    """Count the lines of Python that run for one more record, while every second of these records is accepted."""
+    scene = Scene(batch_records=1, partition_max_record_locks=in_flight + 1)
+    scene.produce(in_flight + 1)
+    scene.fetch(A, in_flight)
+    for offset in range(1, in_flight, 2):
+        scene.settle(A, offset, offset, ACCEPT)
+    partition, lines = scene.partition, 0
+    assert partition.next_fetch_offset == in_flight
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        offset = partition.next_fetch_offset
+        partition.acquire(B, offset, [FetchedBatch(offset, offset)], Limits(1, 1, True), 0)
+        _, actions = partition.acknowledge(A, [Acknowledgement(50, 50, (ACCEPT,))], 0)
+        (write,) = actions
+        assert isinstance(write, Write)
+        partition.written(write.token, ErrorCode.none, 0)
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 def test_a_lock_ends_and_the_records_are_delivered_again(scene: Scene) -> None:
@@ -408,8 +464,9 @@ def test_no_record_is_lost_accepted_twice_or_delivered_after_an_acceptance(plan:
             assert begin == at and end >= begin, "entries cover all offsets"
             at = end + 1
         assert at == scene.partition.end_offset
-        done = (DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED)
-        assert scene.partition._in_flight == sum(e - b + 1 for b, e, state, _, _ in entries if state not in done)
+        assert scene.partition._in_flight == sum(e - b + 1 for b, e, state, _, _ in entries if state not in DONE)
+        available = (b for b, _, state, _, _ in entries if state is DeliveryState.AVAILABLE)
+        assert scene.partition.next_fetch_offset == next(available, at)
         for offset in range(max(deleted, 0), scene.partition.start_offset):
             assert offset in accepted | unknown, "the start offset passed a record that nobody accepted"
     scene.write()

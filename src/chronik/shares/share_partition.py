@@ -186,6 +186,8 @@ class SharePartition:
         self._runs: list[_Run] = []
         self._cut: list[_Run] = []
         """Acquired records that retention has deleted: they can still be acknowledged, without effect."""
+        self._free_from = 0
+        """No offset before this one is available."""
         self._in_flight = 0
         """The offsets in flight that are neither acknowledged nor archived."""
         self._token = 0
@@ -200,7 +202,7 @@ class SharePartition:
     def load(self, state_epoch: int, start_offset: int, batches: Iterable[StateBatch]) -> list[Action]:
         """Start with the durable state. What was acquired, or was never written, is available."""
         self.state_epoch = state_epoch
-        self.start_offset = self.end_offset = self._gathered = start_offset
+        self.start_offset = self.end_offset = self._free_from = self._gathered = start_offset
         actions: list[Action] = []
         for batch in sorted(batches):
             first = max(batch.first_offset, self.end_offset)
@@ -218,6 +220,8 @@ class SharePartition:
     def _append(self, run: _Run) -> None:
         self._runs.append(run)
         self.end_offset = run.last + 1
+        if run.state is AVAILABLE:
+            self._free_from = min(self._free_from, run.first)
         if run.state not in _TERMINAL:
             self._in_flight += run.last - run.first + 1
 
@@ -226,9 +230,12 @@ class SharePartition:
     @property
     def next_fetch_offset(self) -> int:
         """The first offset that can be acquired."""
-        for run in self._runs:
-            if run.is_free:
-                return run.first
+        # The search resumes where the last one ended: a fetch does not pass all records in flight again.
+        for at in range(self._index(self._free_from), len(self._runs)):
+            if self._runs[at].is_free:
+                self._free_from = self._runs[at].first
+                return self._free_from
+        self._free_from = self.end_offset
         return self.end_offset
 
     @property
@@ -255,7 +262,7 @@ class SharePartition:
             return acquired
         left = limits.max_records
         deadline_ms = now_ms + self.settings.record_lock_duration_ms
-        next_offset = fetch_offset
+        next_offset, end_before = fetch_offset, self.end_offset
         for batch in batches:
             if left <= 0:
                 break
@@ -266,7 +273,7 @@ class SharePartition:
             if not batch.is_readable:
                 self._archive_missing(batch.first_offset, batch.last_offset)
                 continue
-            at = self._index(max(batch.first_offset, self.start_offset))
+            at = self._index(max(batch.first_offset, self.start_offset, self._free_from))
             while at < len(self._runs) and self._runs[at].first <= batch.last_offset:
                 run = self._runs[at]
                 if not run.is_free or run.last < batch.first_offset:
@@ -291,16 +298,21 @@ class SharePartition:
                 at += 1
         if acquired:
             self._deadline_ms = deadline_ms if self._deadline_ms is None else min(self._deadline_ms, deadline_ms)
-        self._merge()
+        for first, last, _ in acquired:
+            self._merge(first, last)
+        self._merge(end_before, self.end_offset - 1)
         self._advance()
         return acquired
 
     def _archive_missing(self, first: int, last: int) -> None:
         """Archive what is available in a range that has no records: released records may be compacted away."""
-        last = min(last, self.end_offset - 1)
-        for run in self._runs_of(max(first, self.start_offset), last) if last >= max(first, self.start_offset) else ():
+        first, last = max(first, self.start_offset), min(last, self.end_offset - 1)
+        if last < first:
+            return
+        for run in self._runs_of(first, last):
             if run.is_free:
                 self._set_state(run, ARCHIVED)
+        self._merge(first, last)
 
     @staticmethod
     def _join(acquired: list[Acquired], new: Acquired, batch_size: int) -> None:
@@ -364,8 +376,9 @@ class SharePartition:
                 else:
                     self._set_target(run, self._state_after(kind, run.count))
                     has_changes = True
+        for first, last, _ in acknowledgements:
+            self._merge(first, last)
         if not has_changes:
-            self._merge()
             return token, [Acknowledged(token, ErrorCode.none)]
         assert self._next is not None
         self._next.waiting.append(token)
@@ -444,7 +457,7 @@ class SharePartition:
             if after is ARCHIVING:
                 actions.append(DeadLetter(run.first, run.last, run.count))
             self._set_state(run, after)
-        self._merge()
+        self._merge(self.start_offset, self.end_offset - 1)
         self._advance()
         return actions + self._start_write()
 
@@ -456,7 +469,7 @@ class SharePartition:
             if run.state is ARCHIVING and run.target is None:
                 self._gather(StateBatch(run.first, run.last, ARCHIVED, run.count))
                 self._set_state(run, ARCHIVED)
-        self._merge()
+        self._merge(first, last)
         self._advance()
         return self._start_write()
 
@@ -471,16 +484,15 @@ class SharePartition:
         if error in FENCING:
             return self.fence(error, pending)
         actions: list[Action] = []
-        for run in self._runs:
-            if run.target is None or run.write != token:
-                continue
+        for run in list(self._targets(pending)):
             target, run.target = run.target, None
-            if error is ErrorCode.none:
+            if error is ErrorCode.none and target is not None:
                 self._set_state(run, target)
                 if target is ARCHIVING:
                     actions.append(DeadLetter(run.first, run.last, run.count))
         actions += [Acknowledged(waiting, error) for waiting in pending.waiting]
-        self._merge()
+        for batch in pending.batches:
+            self._merge(batch.first_offset, batch.last_offset)
         if error is ErrorCode.none:
             self._advance()
         actions += self._start_write()
@@ -515,15 +527,24 @@ class SharePartition:
             return []
         self._next, self._writing = None, pending
         start = self._start_after(pending.token)
-        complete = sum(
-            run.last - run.first + 1
-            for run in self._runs
-            if run.first >= start
-            and (run.target if run.write == pending.token and run.target else run.state) in _TERMINAL
-        )
+        # All offsets that are neither complete nor completed by this write are after `start`.
+        completing = sum(run.last - run.first + 1 for run in self._targets(pending) if run.target in _TERMINAL)
+        complete = self.end_offset - start - (self._in_flight - completing)
         batches = _joined(batch for batch in pending.batches if batch.last_offset >= start)
         written = WrittenState(self.state_epoch, self.leader_epoch, start, batches, complete)
         return [Write(pending.token, written)]
+
+    def _targets(self, pending: _Pending) -> Iterator[_Run]:
+        """Yield the entries whose target is written by this write, in order. They are within its batches."""
+        end = -1
+        for batch in sorted(pending.batches):
+            at = self._index(max(batch.first_offset, end))
+            while at < len(self._runs) and self._runs[at].first <= batch.last_offset:
+                run = self._runs[at]
+                if run.first >= end and run.target is not None and run.write == pending.token:
+                    yield run
+                end = max(end, run.last + 1)
+                at += 1
 
     def _start_after(self, token: int) -> int:
         """Return the start offset if the write succeeds. It never passes a record whose delivery is not complete."""
@@ -616,6 +637,8 @@ class SharePartition:
             self._in_flight -= run.last - run.first + 1
         if run.state is ACQUIRED:
             self.deliveries.left_lock(run, state, self.settings.delivery_count_limit)
+        if state is AVAILABLE:
+            self._free_from = min(self._free_from, run.first)
         run.state = state
         run.member = ""
 
@@ -623,25 +646,20 @@ class SharePartition:
         if self._cut:
             self._cut = [run for run in self._cut if run.member != member or run.last < first or run.first > last]
 
-    def _merge(self) -> None:
-        """Join neighbours with the same state."""
+    def _merge(self, first: int, last: int) -> None:
+        """Join neighbours with the same state, from the one before a range to the one after it."""
+        begin = max(0, self._index(first) - 1)
         merged: list[_Run] = []
-        for run in self._runs:
-            before = merged[-1] if merged else None
-            if before is not None and (before.state, before.target, before.write if before.target else 0) == (
-                run.state,
-                run.target,
-                run.write if run.target else 0,
-            ):
-                is_same = run.is_terminal or (
-                    (before.count, before.member, before.deadline_ms) == (run.count, run.member, run.deadline_ms)
-                    or (run.state is AVAILABLE and before.count == run.count)
-                )
-                if is_same:
-                    before.last = run.last
-                    continue
-            merged.append(run)
-        self._runs = merged
+        at = begin
+        while at < len(self._runs) and self._runs[at].first <= last + 1:
+            run = self._runs[at]
+            if merged and _is_same(merged[-1], run):
+                merged[-1].last = run.last
+            else:
+                merged.append(run)
+            at += 1
+        if len(merged) < at - begin:
+            self._runs[begin:at] = merged
 
     def _advance(self) -> None:
         """Move the start offset past the records whose delivery is complete."""
@@ -652,6 +670,18 @@ class SharePartition:
         if done:
             self.start_offset = runs[done - 1].last + 1
             del runs[:done]
+
+
+def _is_same(before: _Run, run: _Run) -> bool:
+    if (before.state, before.target) != (run.state, run.target):
+        return False
+    if run.is_terminal:
+        return True
+    if run.target is not None and before.write != run.write:
+        return False
+    if run.state is AVAILABLE and before.count == run.count:
+        return True
+    return (before.count, before.member, before.deadline_ms) == (run.count, run.member, run.deadline_ms)
 
 
 FENCING = frozenset(
