@@ -27,7 +27,7 @@ class ChronikServer:
         self._environment = {**tied_environment(), **tested_environment()}
         self._cluster = LocalCluster(str(folder), command=TIED_NODE, environment=self._environment)
         self._password = secrets.token_urlsafe()
-        settings: dict[str, Any] = {"durability": setup.durability}
+        settings: dict[str, Any] = {} if setup.durability == "default" else {"durability": setup.durability}
         is_secure = setup.protocol == "SASL_SSL"
         if setup.protocol == "SASL_PLAINTEXT":
             settings |= self._sasl(folder)
