@@ -36,7 +36,7 @@ class ChronikServer:
         self._environment = {**tied_environment(), **tested_environment()}
         self._cluster = LocalCluster(str(folder), command=TIED_NODE, environment=self._environment)
         self._password = secrets.token_urlsafe()
-        settings: dict[str, Any] = {"durability": setup.durability}
+        settings: dict[str, Any] = {} if setup.durability == "default" else {"durability": setup.durability}
         if setup.allows_short_sessions:
             settings["group_consumer_min_session_timeout_ms"] = SHORT_SESSION_MS
             settings["group_consumer_min_heartbeat_interval_ms"] = SHORT_HEARTBEAT_MS

@@ -14,7 +14,7 @@ from bench.processes import free_memory_bytes, touch_memory
 from bench.restarts import GIGABYTE
 from bench.rows import Row, merged
 from bench.samples import Samples
-from bench.servers import Setup
+from bench.servers import Durability, Setup
 from bench.side_by_side import (
     NAMES,
     Comparison,
@@ -33,6 +33,7 @@ LATEST = RESULTS / "latest.json"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 ONE_NODE, SPARK = "one-node", "spark"
 REPETITIONS = 5
+DURABILITIES: tuple[Durability, ...] = ("replicated", "synced", "default")
 TOUCHED_BYTES_MAX = 12 * GIGABYTE
 
 
@@ -81,7 +82,7 @@ def parse(description: str | None) -> argparse.Namespace:
         "--only", nargs="+", choices=parts, default=parts, metavar="PART", help=f"of {', '.join(parts)}"
     )
     parser.add_argument("--nodes", type=int, choices=(1, 3), help="only on so many nodes")
-    parser.add_argument("--durability", choices=("replicated", "synced"), help="only with this one")
+    parser.add_argument("--durability", choices=DURABILITIES, help="only with this one")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--add", action="store_true", help="keep the repetitions that earlier runs left")
     parser.add_argument("--no-touch", action="store_true", help="memory was in use just before: do not touch it first")
@@ -100,7 +101,7 @@ def plans(options: argparse.Namespace, names: list[str], samples: Samples) -> li
     setups = [
         Setup(nodes, durability)
         for nodes in (1, 3)
-        for durability in ("replicated", "synced")
+        for durability in DURABILITIES
         if options.nodes in (None, nodes) and options.durability in (None, durability)
     ]
     found = list(setup_plans(names, setups, options.repetitions, None))

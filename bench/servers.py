@@ -1,7 +1,8 @@
 """The two compared systems, behind one protocol: Chronik and Apache Kafka, on one node or three.
 
 Both get the same partitions, replicas and `min.insync.replicas`. With the durability `replicated`, written records are
-acknowledged (Kafka's default); with `synced`, flushed records (Kafka with a flush for each append).
+acknowledged (Kafka's default); with `synced`, flushed records (Kafka with a flush for each append). With `default`,
+each side keeps its own default: Chronik acknowledges flushed records, Kafka written ones.
 
 With SASL_SSL clients authenticate by SCRAM-SHA-512, and the nodes authenticate each other by certificate. All traffic
 is encrypted, with TLS 1.3 and the same cipher on both sides (`bench.secure_clients.check_tls`).
@@ -16,7 +17,7 @@ from typing import Literal, Protocol
 
 from chronik.client.properties import Target
 
-Durability = Literal["replicated", "synced"]
+Durability = Literal["replicated", "synced", "default"]
 ListenerProtocol = Literal["PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL"]
 MECHANISM = "SCRAM-SHA-512"
 ADMINISTRATOR = "admin"

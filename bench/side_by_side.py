@@ -10,7 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench import chronik_server, groups, kafka_server, restarts, security, transactions, workloads
+from bench import (
+    chronik_server,
+    groups,
+    java_producer,
+    kafka_server,
+    restarts,
+    security,
+    transactions,
+    workloads,
+)
 from bench.clients import NotMeasured, Topic, drive, drive_single_requests
 from bench.lives import living
 from bench.processes import machine_time
@@ -43,6 +52,8 @@ class Part:
 
 
 BOTH: tuple[Durability, ...] = ("replicated", "synced")
+AS_SHIPPED: tuple[Durability, ...] = ("replicated", "default")
+"""Against Kafka's default, which is the same on both sides: with its durability, and with Chronik's own default."""
 # In the order in which they run within one life.
 PARTS = (
     Part("start", workloads.start, (1, 3), is_beside_small_heap=True, is_cold=True),
@@ -50,7 +61,10 @@ PARTS = (
     Part("produce", workloads.produce, (1, 3), BOTH, is_beside_small_heap=True),
     Part("consume", workloads.consume, (1,), is_beside_small_heap=True),
     Part("latency", workloads.latency, (3,), BOTH),
+    Part("keyed", workloads.keyed, (1, 3), AS_SHIPPED),
+    Part("java", java_producer.produce, (1, 3), AS_SHIPPED),
     Part("requests", workloads.requests, (1,), BOTH, is_beside_small_heap=True),
+    Part("requests", workloads.replicated_requests, (3,)),
     Part("transactions", transactions.produce, (3,), BOTH),
     Part("transactions", transactions.commit_latency, (3,), BOTH),
     Part("transactions", transactions.read_committed, (1,)),

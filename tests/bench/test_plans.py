@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 from bench import groups, kafka_server, workloads
+from bench.chronik_server import ChronikServer
+from bench.clients import NotMeasured
+from bench.java_producer import steady_rate
 from bench.processes import cpu_ticks, machine_time, parent_of, usage_of, with_children
 from bench.restarts import no_files_for
 from bench.servers import CHRONIK, Setup
@@ -22,6 +28,31 @@ def test_the_order_of_the_sides_turns_with_each_repetition() -> None:
 def test_produce_is_compared_on_every_set_up_and_failover_on_three_nodes_only() -> None:
     assert [plan.setup for plan in setup_plans(["produce"], SETUPS, 1, None)] == SETUPS
     assert [plan.setup for plan in setup_plans(["failover"], SETUPS, 1, None)] == [Setup(3, "replicated")]
+
+
+def test_keyed_loads_and_the_java_producer_meet_apache_kafka_as_it_is_shipped() -> None:
+    setups = [*SETUPS, Setup(1, "default"), Setup(3, "default")]
+    for name in ("keyed", "java"):
+        kinds = [(plan.setup.nodes, plan.setup.durability) for plan in setup_plans([name], setups, 1, None)]
+        assert kinds == [(1, "replicated"), (3, "replicated"), (1, "default"), (3, "default")]
+
+
+def test_with_their_defaults_nodes_get_no_durability(tmp_path: Path) -> None:
+    ChronikServer(tmp_path / "default", Setup(1, "default"))
+    ChronikServer(tmp_path / "synced", Setup(1, "synced"))
+    settings = {path.relative_to(tmp_path).parts[0]: path.read_text() for path in tmp_path.rglob("*.toml")}
+    assert "durability" in settings["synced"]
+    assert "durability" not in settings["default"]
+
+
+def test_the_rate_of_the_java_producer_excludes_its_warm_up() -> None:
+    output = """\
+20000 records sent, 9136.5 records/sec (8.71 MB/sec), 1187.37 ms avg latency, 1680.00 ms max latency, 1232 ms 50th.
+16000 steady state records sent, 12345.6 records/sec (11.77 MB/sec), 1100.10 ms avg latency, 1680.00 ms max latency.
+"""
+    assert steady_rate(output) == 12345.6
+    with pytest.raises(NotMeasured, match="no brokers"):
+        steady_rate("no brokers")
 
 
 def test_the_smallest_heap_is_measured_in_separate_runs_on_one_node() -> None:

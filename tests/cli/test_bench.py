@@ -23,6 +23,7 @@ def bench(node: Node, *arguments: str) -> dict[str, Any]:
         ("produce", "--records", "300", "--rate", "1000", "--acks", "1"),
         ("consume", "--records", "5000", "--size", "100", "--clients", "2"),
         ("roundtrip", "--records", "200", "--rate", "500", "--size", "100"),
+        ("roundtrip", "--records", "200", "--rate", "500", "--size", "100", "--keyed", "--partitions", "5"),
     ],
 )
 def test_bench_accounts_for_every_record(shared_node: Node, arguments: tuple[str, ...]) -> None:

@@ -81,13 +81,16 @@ def roundtrip(
     partitions: Partitions = 3,
     rate: Rate = 1_000.0,
     clients: Clients = 1,
+    keyed: Annotated[
+        bool, typer.Option("--keyed", help="Records have keys, which choose among all partitions.")
+    ] = False,
     topic: Topic = None,
     http: Http = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Produce at a rate and consume at the same time. Latency is the time from produce() until the consumer has it."""
-    workload = Workload("roundtrip", records, size, parse_acks(acks), rate, clients, 0.0)
+    workload = Workload("roundtrip", records, size, parse_acks(acks), rate, clients, 0.0, is_keyed=keyed)
     with RunningTopic(bootstrap, topic, partitions) as target:
         print_result(run_workers(workload, target, http), as_json)
 

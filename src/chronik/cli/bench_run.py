@@ -43,6 +43,8 @@ class Workload:
     """Takes effect only with acks=all."""
     isolation_level: str | None = None
     """Of consumers. librdkafka's default is read_committed."""
+    is_keyed: bool = False
+    """Round trips use all partitions, chosen by keys."""
 
 
 class RunningTopic:
@@ -193,9 +195,15 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
         partitions = sorted(offsets)
         for index, share in enumerate(shares):
             share.append((partitions[index % len(partitions)], 0, left // clients + (index < left % clients)))
+        if workload.is_keyed:
+            if clients > 1:
+                raise CliError("a client with keys reads all partitions: run it alone, with --clients 1")
+            shares[0] += [(partition, 0, 0) for partition in partitions[1:]]
     rate = None if workload.rate is None else workload.rate / clients
     tasks = [
-        WorkerTask(workload.mode, settings, topic.name, records, workload.size_bytes, rate, tuple(share))
+        WorkerTask(
+            workload.mode, settings, topic.name, records, workload.size_bytes, rate, tuple(share), workload.is_keyed
+        )
         for share in shares
         if (records := sum(count for *_, count in share))
     ]

@@ -17,12 +17,16 @@ STALL_S_MAX = 60.0
 FIRST_S_MAX = 30.0
 LATENCY_SAMPLES_MAX = 100_000
 TICK_S = 0.005
+KEYS = tuple(f"key-{number}".encode() for number in range(1_000))
 PRODUCER_SETTINGS = ("acks", "enable.idempotence", "linger.ms")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """The task of one worker. `partitions` holds (partition, start offset, records) for consumers."""
+    """The task of one worker. `partitions` holds (partition, start offset, records) for consumers.
+
+    With `is_keyed`, records of a round trip have keys, which choose among all these partitions.
+    """
 
     mode: str
     settings: dict[str, Any]
@@ -31,6 +35,7 @@ class WorkerTask:
     size_bytes: int
     rate: float | None = None
     partitions: tuple[tuple[int, int, int], ...] = ()
+    is_keyed: bool = False
 
 
 @dataclass(slots=True)
@@ -162,22 +167,23 @@ def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
 def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
     """Measure each record from produce() to consume() in this process. The value starts with the time it was sent.
 
-    One extra record goes first, outside the measurement, so that all connections exist when it starts.
+    One extra record per partition goes first, outside the measurement, so that all connections exist when it starts.
     """
     from confluent_kafka import Consumer, Producer, TopicPartition
 
-    partition = task.partitions[0][0]
+    partitions = [partition for partition, *_ in task.partitions]
     shared = {name: value for name, value in task.settings.items() if name not in PRODUCER_SETTINGS}
     consumer: Any = Consumer(
         {**shared, "group.id": "chronik-bench", "enable.auto.commit": False, "fetch.wait.max.ms": 500}
     )
     producer = Producer({"linger.ms": 0, **task.settings})
-    start = consumer.get_watermark_offsets(TopicPartition(task.topic, partition), timeout=10.0)[1]
-    consumer.assign([TopicPartition(task.topic, partition, start)])
+    ends = [consumer.get_watermark_offsets(TopicPartition(task.topic, each), timeout=10.0)[1] for each in partitions]
+    consumer.assign([TopicPartition(task.topic, each, end) for each, end in zip(partitions, ends, strict=True)])
     padding = os.urandom(max(0, task.size_bytes - 8))
-    producer.produce(task.topic, bytes(8) + padding, partition=partition)
-    if producer.flush(FIRST_S_MAX) or consumer.poll(FIRST_S_MAX) is None:
-        raise TimeoutError(f"the first record did not come back within {FIRST_S_MAX:g} s")
+    for partition in partitions:
+        producer.produce(task.topic, bytes(8) + padding, partition=partition)
+    if producer.flush(FIRST_S_MAX) or any(consumer.poll(FIRST_S_MAX) is None for _ in partitions):
+        raise TimeoutError(f"the first records did not come back within {FIRST_S_MAX:g} s")
     reporter = _Reporter(pipe)
     result = reporter.wait_for_go()
     stop = threading.Event()
@@ -197,7 +203,10 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
     while sent < task.records:
         for _ in range(min(_due(task.rate, result.started_s, sent), task.records - sent)):
             value = time.monotonic_ns().to_bytes(8, "big") + padding
-            producer.produce(task.topic, value, partition=partition)
+            if task.is_keyed:
+                producer.produce(task.topic, value, key=KEYS[sent % len(KEYS)])
+            else:
+                producer.produce(task.topic, value, partition=partitions[0])
             sent += 1
         producer.poll(0.001)
         reporter.progress(result.records)
