@@ -1,8 +1,8 @@
 """Members of groups as raw requests, each on a connection of its own: consumer groups (KIP-848) and classic groups.
 
-A group has the name of its topic. Members send their heartbeats at fixed times, spread evenly over the interval, so that
-both servers get the same load. As Java's consumer does, a member acknowledges a changed assignment at once, with one
-more heartbeat.
+A group has the name of its topic. Members send their heartbeats at fixed times, spread evenly over the interval, so
+that both servers get the same load. As Java's consumer does, a member acknowledges a changed assignment at once, with
+one more heartbeat.
 """
 
 from __future__ import annotations
