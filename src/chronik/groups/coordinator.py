@@ -416,7 +416,7 @@ class GroupCoordinator:
         elif isinstance(group, ShareGroup):
             share_heartbeats.conclude(group, self.catalog, step)
         # If nothing is written, deadlines were only extended: an earlier timer is harmless.
-        if group.is_writing or group.scheduled_ms is None:
+        if group.is_writing or group.scheduled_ms is None or group.assignment_due_ms is not None:
             self._settle(group)
 
     def _replace(self, group: AnyGroup, successor: AnyGroup) -> None:
@@ -579,6 +579,13 @@ class GroupCoordinator:
             if isinstance(group, ImageGroup) and not group.subscriptions_changed:
                 subscribed = group.subscribed_topics() or frozenset()
                 group.subscriptions_changed = any(name in subscribed for name in topics)
+
+    def rights_changed(self) -> None:
+        """Note that ACLs have changed: an expression selects only topics that the member may describe."""
+        for group in self._groups.values():
+            if isinstance(group, ConsumerGroup):
+                group.stale_version = self.catalog.version
+                group.resolved_versions.clear()
 
     def committed_topics(self) -> list[str]:
         """Return the topics of all offsets, committed or pending."""
