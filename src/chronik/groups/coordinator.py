@@ -479,8 +479,9 @@ class GroupCoordinator:
 
         The transaction is verified, if there is no marker of the producer in the log from `verified_from` on.
         """
-        group = self._find(request.group_id, ErrorCode.illegal_generation)
-        if group is ErrorCode.illegal_generation and request.generation < 0:
+        missing = ErrorCode.group_id_not_found if request.knows_epochs else ErrorCode.illegal_generation
+        group = self._find(request.group_id, missing)
+        if group is missing and request.generation < 0:
             group = self._create(request.group_id)
         if isinstance(group, ErrorCode):
             return [Reply(token, {"errors": {partition: group for partition, *_ in request.offsets}})]
