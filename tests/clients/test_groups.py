@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 from tests.clients.conftest import GetClient, NewName
 from tests.clients.drivers.base import CLIENTS, CONSUMER_PROTOCOL, COOPERATIVE, Client, Member, Sent
-from tests.clients.drivers.confluent import ConfluentMember
+from tests.clients.drivers.confluent import ConfluentAdmin, ConfluentMember
 from tests.support.eventually import eventually
 
 PARTITIONS = 4
@@ -180,6 +181,11 @@ def test_a_member_of_the_new_protocol_subscribes_by_expression(
     create_topic(f"{prefix}-b", 1)
     both = {f"{prefix}-a", f"{prefix}-b"}
     eventually(lambda: member.topics == both, SETTLE_TIMEOUT_S, "the member owns the new topic too")
+    with closing(ConfluentAdmin(story.bootstrap)) as admin:
+        admin.delete_topic(f"{prefix}-a")
+    eventually(lambda: member.topics == {f"{prefix}-b"}, SETTLE_TIMEOUT_S, "the member gives up the deleted topic")
+    create_topic(f"{prefix}-a", 1)
+    eventually(lambda: member.topics == both, SETTLE_TIMEOUT_S, "the member owns another topic of the same name")
 
 
 @pytest.mark.parametrize("assignor", ["range", "server-uniform"])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
+from typing import Any, cast
 
 import pytest
-from tests.clients.drivers.base import Sent
+from tests.clients.drivers.base import PollingMember, Received, Sent
 from tests.clients.drivers.confluent import Confluent, ConfluentMember
+from tests.clients.drivers.java import Java, JavaMember
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_groups import Commits
 from tests.cluster.support_workload import PROGRESS, Workload
 from tests.support.eventually import eventually
+from tests.web.support_http import get
 
 from chronik.testing.operations import Polled
 
@@ -109,6 +114,94 @@ def test_a_consumer_group_continues_when_its_coordinator_is_killed(start_nodes: 
         for member in members:
             member.leave()
     nodes.no_surprises()
+
+
+def hold(member: PollingMember) -> Event:
+    """Let a member poll only while the event is set. Its client sends heartbeats, but cannot confirm a revocation."""
+    may_poll, step = Event(), member.step
+
+    def held() -> tuple[list[Received], frozenset[int]]:
+        assert may_poll.wait(120)
+        return step()
+
+    may_poll.set()
+    member.step = held  # type: ignore[method-assign]
+    return may_poll
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("client", ["confluent", "java"])
+def test_a_coordinator_that_is_killed_in_mid_reconciliation_grants_nothing_too_early(
+    start_nodes: StartNodes, tmp_path: Path, client: str
+) -> None:
+    nodes = start_nodes(group_consumer_min_heartbeat_interval_ms=100, group_consumer_heartbeat_interval_ms=300)
+    topic = group = nodes.new_topic(PARTITIONS)
+    jvm = Java("4.3", tmp_path) if client == "java" else None
+
+    def new_member() -> PollingMember:
+        if jvm is not None:
+            return JavaMember(jvm.jvm, nodes.bootstrap, topic, group, "server-uniform")
+        return ConfluentMember(nodes.bootstrap, topic, group, "server-uniform")
+
+    def described() -> dict[str, Any]:
+        status, answer = get(nodes.responsive[0].http, f"/api/groups/{group}")
+        assert status == 200, answer
+        return cast(dict[str, Any], answer)
+
+    def reconciles(members: int, among: list[int]) -> int | None:
+        """Return the coordinator, if it is one of these nodes and a member waits for what another one must revoke."""
+        known = described()
+        is_reconciling = known["state"] == "Reconciling" and known["member_count"] == members
+        return known["coordinator"] if is_reconciling and known["coordinator"] in among else None
+
+    def heartbeats(node_id: int) -> int:
+        text = nodes.node(node_id).get("/metrics")[1].decode()
+        found = re.search(r'^chronik_requests_total\{api="ConsumerGroupHeartbeat"\} (\S+)', text, re.MULTILINE)
+        return 0 if found is None else int(float(found[1]))
+
+    owners = [new_member(), new_member()]
+    may_poll = [hold(owner) for owner in owners]
+    newcomer = new_member()
+    members = [*owners, newcomer]
+    try:
+        for owner in owners:
+            owner.start()
+        eventually(lambda: shared_by(owners, [2, 2]), 60, "the first members share the partitions")
+        for each in may_poll:
+            each.clear()
+        newcomer.start()
+        hit = eventually(lambda: reconciles(3, nodes.ids), 60, "an owner must revoke for the newcomer")
+        assert hit is not None
+        nodes.kill(hit)
+        others = [node.id for node in nodes.responsive]
+        successor = eventually(lambda: reconciles(3, others), 60, "another coordinator continues")
+        assert successor is not None
+        seen = heartbeats(successor)
+        eventually(lambda: heartbeats(successor) >= seen + 9, 60, "the members send heartbeats to it")
+        assert newcomer.partitions == frozenset(), "no owner has released a partition"
+        assert shared_by(owners, [2, 2])
+        for each in may_poll:
+            each.set()
+        eventually(lambda: shared_by(members, [1, 1, 2]), 60, "the newcomer gets its partition")
+        records = [Sent(b"%d" % number, partition=number % PARTITIONS) for number in range(40)]
+        Confluent().produce(nodes.bootstrap, topic, records)
+        eventually(lambda: sum(len(member.done) for member in members) >= 40, 60, "all records are read")
+        assert sorted(record.value or b"" for member in members for record in member.done) == sorted(
+            record.value or b"" for record in records
+        )
+    finally:
+        for each in may_poll:
+            each.set()
+        for member in members:
+            member.leave()
+        if jvm is not None:
+            jvm.jvm.close()
+
+
+def shared_by(members: Sequence[PollingMember], counts: Sequence[int]) -> bool:
+    """Whether these members own this many partitions, and together each partition once."""
+    owned = [member.partitions for member in members]
+    return sorted(map(len, owned)) == sorted(counts) and len(frozenset().union(*owned)) == PARTITIONS
 
 
 @pytest.mark.timeout(240)

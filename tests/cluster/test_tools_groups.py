@@ -35,9 +35,10 @@ def filled_topic(nodes: Nodes) -> str:
 
 
 @contextmanager
-def members(nodes: Nodes, topic: str, group: str) -> Iterator[dict[str, set[int]]]:
+def members(nodes: Nodes, topic: str, group: str, protocol: str = "classic") -> Iterator[dict[str, set[int]]]:
     """Two consumers that own the topic's partitions and commit COMMITTED; yield the partitions of each client id."""
     settings = {"bootstrap.servers": nodes.bootstrap, "group.id": group, "enable.auto.commit": False}
+    settings["group.protocol"] = protocol
     readers = {name: Consumer({**settings, "client.id": name}) for name in ("reader-a", "reader-b")}
     try:
         for reader in readers.values():
@@ -124,6 +125,45 @@ def test_every_tool_reports_the_same_lag_and_members(shared_nodes: Nodes, kafka_
         refused = kafka_tools.run("kafka-consumer-groups", *at, "--delete")
         assert "not empty" in refused.out
         assert lag_of_chronik_group(shared_nodes, group) == lags
+
+
+def test_tools_describe_a_group_of_the_new_protocol(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
+    topic, group = filled_topic(shared_nodes), unique("modern")
+    at = ("--bootstrap-server", shared_nodes.bootstrap, "--group", group)
+    with members(shared_nodes, topic, group, "consumer") as held:
+        shown = table(kafka_tools.ok("kafka-consumer-groups", *at, "--describe", "--members", "--verbose"))
+        for column in ("CURRENT-ASSIGNMENT", "TARGET-ASSIGNMENT"):
+            assert {row["CLIENT-ID"]: partitions_in(row[column], topic) for row in shown} == held
+        (status, described) = get(shared_nodes.node(1).http, f"/api/groups/{group}")
+        assert status == 200
+        epochs = {row["CONSUMER-ID"]: int(row["CURRENT-EPOCH"]) for row in shown}
+        assert epochs == {member["member"]: member["epoch"] for member in described["members"]}
+        assert {int(row["TARGET-EPOCH"]) for row in shown} == {described["assignment_epoch"]}
+        state = kafka_tools.ok("kafka-consumer-groups", *at, "--describe", "--state", "--verbose")
+        epoch = described["epoch"]
+        assert re.search(rf"^{group} .*\s+uniform\s+Stable\s+{epoch}\s+{epoch}\s+2\s*$", state, re.MULTILINE), state
+        rows = table(kafka_tools.ok("kafka-consumer-groups", *at, "--describe", "--offsets"))
+        assert {int(row["PARTITION"]): row["LAG"] for row in rows} == {0: "0", 1: "15", 2: "-"}
+        listed = kafka_tools.ok("kafka-groups", *at[:2], "--list", "--consumer")
+        assert {row["GROUP"]: (row["TYPE"], row["PROTOCOL"]) for row in table(listed)}[group] == (
+            "Consumer",
+            "consumer",
+        )
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_kafka_console_consumer_reads_and_commits(shared_nodes: Nodes, kafka_tools: KafkaTools, protocol: str) -> None:
+    topic, group = filled_topic(shared_nodes), unique(f"console-{protocol}")
+    out = kafka_tools.alone(
+        "kafka-console-consumer",
+        *("--bootstrap-server", shared_nodes.bootstrap, "--topic", topic, "--group", group, "--from-beginning"),
+        *("--max-messages", str(PARTITIONS * RECORDS), "--timeout-ms", "20000"),
+        *("--command-property", f"group.protocol={protocol}"),
+    )
+    assert sorted(out.split()) == sorted(PARTITIONS * [str(number) for number in range(RECORDS)])
+    assert lag_of_chronik_group(shared_nodes, group) == dict.fromkeys(range(PARTITIONS), 0)
+    listed = kafka_tools.ok("kafka-groups", "--bootstrap-server", shared_nodes.bootstrap, "--list")
+    assert {row["GROUP"]: row["TYPE"] for row in table(listed)}[group] == protocol.capitalize()
 
 
 def partitions_in(assignment: str, topic: str) -> set[int]:

@@ -208,6 +208,10 @@ async def test_delete_groups_deletes_only_empty_groups(broker: FakeBroker, versi
 
     async def delete() -> list[ErrorCode]:
         answer = await broker.ask(delete_groups.API, version, {"groups_names": [GROUP, "nobody"]})
+        if version >= 3:
+            assert [bool(result.error_message) for result in answer.results] == [
+                result.error_code is not ErrorCode.none for result in answer.results
+            ]
         return [result.error_code for result in answer.results]
 
     assert await delete() == [ErrorCode.non_empty_group, ErrorCode.group_id_not_found]

@@ -176,6 +176,22 @@ def test_group_configs_override_the_session_and_the_interval() -> None:
     assert play.beats("a")["error_code"] is ErrorCode.unknown_member_id
 
 
+def test_the_assignment_interval_of_a_group_delays_its_next_assignment() -> None:
+    own = {"consumer.assignment.interval.ms": "1000"}
+    play = ConsumerPlay(GroupSettings(group_configs=lambda group: own))
+    play.joins("a")
+    assert play.owns_all_once("a"), "the first assignment does not wait"
+    play.wait(999)
+    assert play.joins("b")["member_epoch"] == 1
+    play.beats("a")
+    assert (play.group.durable.epoch, play.group.durable.assignment_epoch) == (2, 1)
+    assert (play.group_state, play.counts("a", "b")) == ("Assigning", [4, 0])
+    play.wait(1)
+    assert play.group.durable.assignment_epoch == 2, "computed by the clock, without a heartbeat"
+    play.settles("a", "b")
+    assert play.counts("a", "b") == [2, 2]
+
+
 def test_a_full_group_refuses_new_members_only() -> None:
     play = ConsumerPlay(GroupSettings(consumer_members_max=2))
     play.joins("a")
@@ -240,6 +256,22 @@ def test_an_expression_selects_only_topics_that_the_member_may_describe() -> Non
     play.topics.put("logs-secret", 1)
     play.joins("a", topics=(), expression="logs-.*", may_describe=lambda name: name != "logs-secret")
     assert play.owns_all_once("a", topics=("logs-a",))
+
+
+def test_an_expression_is_resolved_again_when_rights_change() -> None:
+    play = ConsumerPlay()
+    play.topics.put("logs-a", 1)
+    play.topics.put("logs-b", 1)
+    play.joins("a", topics=(), expression="logs-.*", may_describe=lambda name: name != "logs-b")
+    play.beats("a", may_describe=lambda name: True)
+    assert play.owns_all_once("a", topics=("logs-a",)), "a heartbeat alone does not resolve it"
+    play.coordinator.rights_changed()
+    play.beats("a", may_describe=lambda name: True)
+    assert play.owns_all_once("a", topics=("logs-a", "logs-b"))
+    play.coordinator.rights_changed()
+    play.beats("a", may_describe=lambda name: name == "logs-b")
+    play.beats("a")
+    assert play.owns_all_once("a", topics=("logs-b",))
 
 
 def test_members_choose_the_assignor_by_majority() -> None:

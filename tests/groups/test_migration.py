@@ -289,6 +289,18 @@ def test_a_classic_member_that_does_not_sync_or_rejoin_is_removed() -> None:
     assert GROUP in [group["group_id"] for group in play.coordinator.groups()]
 
 
+def test_a_classic_member_does_not_rejoin_before_a_delayed_assignment() -> None:
+    play = Mixed(GroupSettings(initial_rebalance_delay_ms=0, consumer_assignment_interval_ms=1_000))
+    classic = play.classic_group(1)
+    play.joins("new")
+    play.all_settle(classic, ["new"])
+    play.joins("newer")
+    assert not play.reconciles(classic[0]), "it would rejoin again and again"
+    play.wait(1_000)
+    play.all_settle(classic, ["new", "newer"])
+    assert min(play.counts("new", "newer")) == 1
+
+
 def test_a_classic_member_leaves_a_consumer_group() -> None:
     play = Mixed()
     classic = play.classic_group(2)

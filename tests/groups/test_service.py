@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from tests.groups.fake_broker import FakeBroker, MemoryLog, garbage_batch, with_broker
 from tests.groups.play import GROUP, join_request
+from tests.node.support_authorization import allow
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.groups.commits import CommitRequest
+from chronik.groups.consumer_member import ConsumerHeartbeat
 from chronik.groups.member import SyncRequest
+from chronik.metadata.commands import CreateAcls
 from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.wire.batch import read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -164,6 +169,20 @@ async def test_session_expires_by_the_loops_clock(broker: FakeBroker) -> None:
     while (await broker.groups.describe(GROUP))["members"]:
         await asyncio.sleep(0.005)
     assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.unknown_member_id
+
+
+@with_broker()
+async def test_an_expression_is_resolved_again_when_acls_change(broker: FakeBroker) -> None:
+    await broker.create_topic("logs-a")
+    await broker.create_topic("logs-b")
+    everything = ConsumerHeartbeat(GROUP, "m", 0, "app", "/h", rebalance_timeout_ms=10_000, owned=frozenset())
+    everything = replace(everything, topics=(), expression="logs-.*")
+    first = replace(everything, may_describe=lambda name: name == "logs-a")
+    answer = await broker.groups.consumer_heartbeat(first)
+    assert len(answer["assignment"]["topic_partitions"]) == 1
+    await broker.metadata.propose(CreateAcls((allow(Operation.DESCRIBE, ResourceType.TOPIC, "logs-b"),)))
+    answer = await broker.groups.consumer_heartbeat(replace(everything, epoch=answer["member_epoch"]))
+    assert len(answer["assignment"]["topic_partitions"]) == 2
 
 
 @with_broker()

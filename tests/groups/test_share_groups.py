@@ -151,6 +151,21 @@ def test_the_session_and_interval_of_a_group_are_its_configs() -> None:
     assert play.described_share()["group_state"] == "Empty"
 
 
+def test_the_assignment_interval_of_a_group_delays_its_next_assignment() -> None:
+    own = {"share.assignment.interval.ms": "1000"}
+    play = SharePlay(GroupSettings(group_configs=lambda group: own))
+    play.joins("a")
+    play.wait(1_000)
+    play.beats("a")
+    assert play.sizes("a") == [4]
+    play.joins("b")
+    assert play.owned.get("b", frozenset()) == frozenset()
+    play.wait(1_000)
+    play.beats("b")
+    play.beats("a")
+    assert play.sizes("a", "b") == [2, 2]
+
+
 def test_a_full_group_accepts_no_new_member() -> None:
     play = SharePlay(GroupSettings(share_members_max=1))
     play.joins("a")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.groups.fake_broker import FakeBroker, with_broker
 from tests.groups.play import GROUP, PRODUCER
 
 from chronik.groups.commits import CommitRequest
+from chronik.groups.consumer_member import ConsumerHeartbeat
 from chronik.groups.offsets import Producer
 from chronik.groups.records import group_partition
 from chronik.metadata.image import OFFSETS_TOPIC
@@ -20,6 +23,12 @@ from chronik.wire.batch import decode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 VERSIONS = range(txn_offset_commit.API.versions[0], txn_offset_commit.API.versions[1] + 1)
+
+
+def topic(broker: FakeBroker, name: str) -> dict[str, Any]:
+    """Return the fields that identify a topic, by name and from version 6 by id."""
+    known = broker.image.topic(name)
+    return {"name": name, "topic_id": UUID(int=1) if known is None else known.id}
 
 
 async def commit(
@@ -32,7 +41,7 @@ async def commit(
         "group_id": GROUP,
         "producer_id": producer.producer_id,
         "producer_epoch": producer.epoch,
-        "topics": [{"name": "t", "partitions": [partition]}],
+        "topics": [{**topic(broker, "t"), "partitions": [partition]}],
         **changes,
     }
     answer = await broker.ask(txn_offset_commit.API, version, values)
@@ -280,13 +289,21 @@ async def test_only_existing_partitions_are_committed(broker: FakeBroker) -> Non
         {"partition_index": index, "committed_offset": 7, "committed_metadata": "x" * size}
         for index, size in ((0, 0), (1, 0))
     ]
-    topics = [{"name": "t", "partitions": partitions}, {"name": "nope", "partitions": partitions[:1]}]
+    topics = [
+        {**topic(broker, "t"), "partitions": partitions},
+        {**topic(broker, "nope"), "partitions": partitions[:1]},
+    ]
     values = {"transactional_id": "a", "group_id": GROUP, "producer_id": 7, "producer_epoch": 0, "topics": topics}
     answer = await broker.ask(txn_offset_commit.API, 5, values)
     unknown = ErrorCode.unknown_topic_or_partition
     assert [[each.error_code for each in topic.partitions] for topic in answer.topics] == [
         [ErrorCode.none, unknown],
         [unknown],
+    ]
+    answer = await broker.ask(txn_offset_commit.API, 6, values)
+    assert [[each.error_code for each in topic.partitions] for topic in answer.topics] == [
+        [ErrorCode.none, unknown],
+        [ErrorCode.unknown_topic_id],
     ]
 
 
@@ -295,6 +312,23 @@ async def test_generation_of_a_member_is_checked_from_version_3_on(broker: FakeB
     await broker.create_topic("t")
     assert await commit(broker, version=3, generation_id=4, member_id="m") is ErrorCode.illegal_generation
     assert await commit(broker, version=2, generation_id=4, member_id="m") is ErrorCode.none
+
+
+@with_broker()
+async def test_version_6_names_missing_groups_and_stale_member_epochs(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    for version, missing, stale in (
+        (5, ErrorCode.illegal_generation, ErrorCode.illegal_generation),
+        (6, ErrorCode.group_id_not_found, ErrorCode.stale_member_epoch),
+    ):
+        group = f"g{version}"
+        sender: dict[str, Any] = {"group_id": group, "member_id": "m"}
+        assert await commit(broker, version=version, generation_id=4, **sender) is missing
+        join = ConsumerHeartbeat(group, "m", 0, "app", "/h", rebalance_timeout_ms=1_000, owned=frozenset())
+        answer = await broker.groups.consumer_heartbeat(replace(join, topics=("t",)))
+        assert answer["member_epoch"] == 1
+        assert await commit(broker, version=version, generation_id=4, **sender) is stale
+        assert await commit(broker, version=version, generation_id=1, **sender) is ErrorCode.none
 
 
 @with_broker()

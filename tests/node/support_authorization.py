@@ -531,11 +531,10 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
                 "group_id": n.group,
                 "generation_id": -1,
                 "member_id": "",
-                "topics": [
-                    {"name": n.topic, "partitions": [{"partition_index": 0, "committed_offset": 1}]},
-                ],
+                "topics": [_topic_entry(n, partitions=[{"partition_index": 0, "committed_offset": 1}])],
             },
             needs(WRITE_PAYMENTS, READ_READERS, READ_ORDERS),
+            by_id_from=6,
         ),
     ),
     ApiKey.DESCRIBE_ACLS: (Case(lambda n: ANY_ACL, on_cluster(Operation.DESCRIBE)),),

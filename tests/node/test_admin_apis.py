@@ -455,6 +455,14 @@ async def test_a_group_has_configs_before_it_exists(tmp_path: Path) -> None:
             ("group.consumer.session.timeout.ms", "45000"),
         ]
         assert (interval.value, interval.config_source) == ("5000", STATIC)
+        for kind in ("consumer", "share"):
+            name = f"{kind}.assignment.interval.ms"
+            await change(
+                broker, GROUP, "other", (name, SET, "15000"), (f"{kind}.assignor.offload.enable", SET, "false")
+            )
+            assert [(each.name, each.value) for each in configs[name].synonyms] == [(f"group.{name}", "0")]
+            assert configs[f"{kind}.assignor.offload.enable"].value == "true"
+        await change(broker, GROUP, "other", *((each.name, DELETE, None) for each in configs.values()))
 
         async def listed(*types: int) -> list[tuple[int, str]]:
             answer = await call(broker, list_config_resources.API, {"resource_types": list(types)})
@@ -588,6 +596,9 @@ async def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) 
         (GROUP, "", [("consumer.session.timeout.ms", SET, "45000")], ErrorCode.invalid_request),
         (GROUP, "g", [("consumer.session.timeout.ms", SET, "2")], ErrorCode.invalid_config),
         (GROUP, "g", [("consumer.heartbeat.interval.ms", SET, "99999")], ErrorCode.invalid_config),
+        (GROUP, "g", [("consumer.assignment.interval.ms", SET, "15001")], ErrorCode.invalid_config),
+        (GROUP, "g", [("share.assignment.interval.ms", SET, "-1")], ErrorCode.invalid_config),
+        (GROUP, "g", [("consumer.assignor.offload.enable", SET, "1")], ErrorCode.invalid_config),
         (GROUP, "g", [("retention.ms", SET, "1")], ErrorCode.invalid_config),
         (CLIENT_METRICS, "g", [("interval.ms", SET, "1000")], ErrorCode.invalid_request),
     ],

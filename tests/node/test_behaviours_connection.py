@@ -39,7 +39,7 @@ def client(shared_node: Node) -> Iterator[WireClient]:
 # -- ApiVersions -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [5, 99, 32767, -1])
+@pytest.mark.parametrize("version", [6, 99, 32767, -1])
 @pytest.mark.parametrize("body", [b"", b"\xff" * 40], ids=["empty", "garbage"])
 def test_an_unsupported_api_versions_request_gets_a_v0_response_unparsed(
     client: WireClient, version: int, body: bytes
@@ -49,12 +49,12 @@ def test_an_unsupported_api_versions_request_gets_a_v0_response_unparsed(
     assert got == correlation_id
     error, count, key, lowest, highest = struct.unpack(">hihhh", answer)
     assert (error, count, key) == (UNSUPPORTED_VERSION, 1, ApiKey.API_VERSIONS)
-    assert (lowest, highest) == (0, 4)
+    assert (lowest, highest) == (0, 5)
     # The connection stays usable with an advertised version.
     assert client.call(ApiKey.API_VERSIONS, highest, {}).error_code is ErrorCode.none
 
 
-@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("version", range(6))
 def test_the_header_of_an_api_versions_response_is_v0_in_every_version(client: WireClient, version: int) -> None:
     correlation_id = client.send(ApiKey.API_VERSIONS, version, messages.write_request(ApiKey.API_VERSIONS, version, {}))
     got, answer = client.receive()
@@ -62,6 +62,21 @@ def test_the_header_of_an_api_versions_response_is_v0_in_every_version(client: W
     # The header has no tagged fields after the correlation id: the body parses from its first byte.
     response = messages.read_response(ApiKey.API_VERSIONS, version, answer)
     assert {api.api_key for api in response.api_keys} >= {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.FIND_COORDINATOR}
+
+
+def test_a_client_that_meant_another_cluster_or_node_must_bootstrap_again(client: WireClient) -> None:
+    metadata = client.call(ApiKey.METADATA, 12, {"topics": []})
+    cluster, node = metadata.cluster_id, metadata.brokers[0].node_id
+    for cluster_id, node_id, error in (
+        (None, -1, ErrorCode.none),
+        (cluster, node, ErrorCode.none),
+        (cluster, node + 1, ErrorCode.rebootstrap_required),
+        ("other", node, ErrorCode.rebootstrap_required),
+        (cluster, -1, ErrorCode.invalid_request),
+        (None, node, ErrorCode.invalid_request),
+    ):
+        answer = client.call(ApiKey.API_VERSIONS, 5, {"cluster_id": cluster_id, "node_id": node_id})
+        assert (answer.error_code, bool(answer.api_keys)) == (error, error is ErrorCode.none)
 
 
 def test_produce_is_advertised_from_0_and_accepted_from_3_to_12_by_name(client: WireClient) -> None:

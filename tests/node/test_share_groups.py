@@ -29,7 +29,7 @@ from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
 from chronik.metadata.image import SHARE_STATE_TOPIC
 from chronik.node.broker import Broker
-from chronik.node.shares.share_partitions import SharePartitions
+from chronik.node.shares.share_partitions import LedShare, SharePartitions
 from chronik.shares.state import InitialState, SharePartitionKey, WrittenState
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import encode_batch, encode_marker
@@ -46,11 +46,11 @@ NONE = ErrorCode.none
 
 
 @asynccontextmanager
-async def one_node(folder: Path, **settings: Any) -> AsyncIterator[Broker]:
+async def one_node(folder: Path, partitions: int = 1, **settings: Any) -> AsyncIterator[Broker]:
     changed = {**SETTINGS, "default_replication_factor": 1, **settings}
     async with LocalNodes(folder, 1, **changed) as nodes:
         (broker,) = await nodes.start_all()
-        await create_topic(nodes, TOPIC, 1, 1)
+        await create_topic(nodes, TOPIC, partitions, 1)
         await initialize(broker, TOPIC)
         yield broker
 
@@ -110,6 +110,40 @@ async def test_a_fetch_that_waits_does_not_run_again_and_again(tmp_path: Path, m
         monkeypatch.setattr(SharePartitions, "fetch", counted)
         await asyncio.gather(*(member.fetch(wait_ms=200) for member in members))
         assert fetches[0] <= 8
+
+
+@pytest.mark.parametrize("arrival", ["record", "release"])
+async def test_a_fetch_notices_what_arrives_while_it_reads_another_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrival: str
+) -> None:
+    async with one_node(tmp_path, partitions=2) as broker:
+        first, second = await ShareMember.open(broker, TOPIC, "a"), await ShareMember.open(broker, TOPIC, "b")
+        await first.fetch(0)
+        await first.fetch(1)
+        if arrival == "release":
+            for index in (0, 1):
+                await produce(broker, TOPIC, index, values("x"))
+                assert len((await second.fetch(index))[2]) == 1
+        read: list[int] = []
+        is_reading, continue_reading, fetch = asyncio.Event(), asyncio.Event(), SharePartitions.fetch
+
+        async def suspended(shares: SharePartitions, led: LedShare, *values: Any) -> Any:
+            read.append(led.key.partition)
+            if len(read) == 2:
+                is_reading.set()
+                await continue_reading.wait()
+            return await fetch(shares, led, *values)
+
+        monkeypatch.setattr(SharePartitions, "fetch", suspended)
+        async with asyncio.timeout(DEADLINE_S):
+            fetching = asyncio.ensure_future(first.fetch(0, wait_ms=300_000))
+            await is_reading.wait()
+            if arrival == "record":
+                await produce(broker, TOPIC, read[0], values("x"))
+            else:
+                assert await second.acknowledge((0, 0, RELEASE), index=read[0]) is NONE
+            continue_reading.set()
+            assert [(each.offset, each.value) for each in (await fetching)[2]] == [(0, b"x")]
 
 
 async def test_locks_end_unless_they_are_renewed(tmp_path: Path) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
 from kafka import KafkaConsumer
+from tests.clients.drivers.confluent import ConfluentMember
+from tests.clients.drivers.share import ConfluentShares, Delivered
 from tests.node.support_wire import WireClient
 from tests.node.test_telemetry import alter, get, push
 from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
 from tests.web.support_http import batch_of, open_transaction, put, put_unacknowledged
+from tests.web.support_http import get as get_json
 
+from chronik.client.cluster import Cluster
+from chronik.client.groups import Groups
 from chronik.testing.cluster import TestCluster
 from chronik.web.app import PAGE_CONTENT_TYPES, PAGE_FOLDER
 from chronik.wire.api import ApiKey
@@ -198,6 +204,81 @@ def test_the_page_fits_a_phone_and_shows_the_lag_of_groups(
         expect(line.locator("td[data-label=Committed]")).to_have_text("3")
     finally:
         consumer.close()
+
+
+def test_the_page_shows_epochs_and_targets_of_a_consumer_group(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    topic = chronik_cluster.topic(partitions=2)
+    node = chronik_cluster.nodes[0]
+    member = ConfluentMember(chronik_cluster.bootstrap, topic, "page-epochs", "server-uniform")
+    member.start()
+    try:
+        eventually(lambda: len(member.partitions) == 2, 30, "the member has both partitions")
+        described = get_json(node.http, "/api/groups/page-epochs")[1]
+        (shown,) = described["members"]
+        assert described["epoch"] == described["assignment_epoch"] == shown["epoch"]
+        page = open_page(node.http, "/#/groups/page-epochs")
+        line = page.locator(f"tr[data-key='{shown['member']}']")
+        expect(line.locator("td[data-label=Epoch]")).to_have_text(str(shown["epoch"]))
+        expect(line.locator("td[data-label=Assigned]")).to_have_text(f"{topic}-0, {topic}-1")
+        expect(line.locator("td[data-label=Target]")).to_have_text("reached")
+        expect(page.locator("dl.figures")).to_contain_text(f"Epoch{described['epoch']}")
+        # A second member has a target, but owns nothing until the first one has revoked it.
+        owed = {**shown, "member": "second", "partitions": [], "target": shown["partitions"][:1], "epoch": 1}
+        state = {**described, "epoch": 9, "assignment_epoch": 8, "members": [owed]}
+        html = page.evaluate(
+            """async (state) => {
+                const view = (await import('/page/groups.js')).group(state.group);
+                const root = document.createElement("div");
+                root.append(...view.draw({ group: state }).flat(9).filter(Boolean));
+                return root.innerText;
+            }""",
+            state,
+        )
+        assert "9, target of 8" in html
+        assert f"{topic}-{shown['partitions'][0]['partition']}" in html and "reached" not in html
+    finally:
+        member.leave()
+
+
+async def start_at_the_beginning(cluster: TestCluster, group: str) -> None:
+    host, _, port = cluster.bootstrap.partition(",")[0].rpartition(":")
+    async with Cluster([(host, int(port))]) as client:
+        await Groups(client).alter_configs(group, {"share.auto.offset.reset": "earliest"})
+
+
+def test_the_page_shows_what_the_leaders_of_a_share_group_report(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    topic = group = chronik_cluster.topic(partitions=1)
+    asyncio.run(start_at_the_beginning(chronik_cluster, group))
+    put(chronik_cluster.bootstrap, topic, 0, batch_of([b"x"] * 5))
+    member = ConfluentShares().join(chronik_cluster.bootstrap, group, topic, explicit=True)
+    taken: list[Delivered] = []
+    try:
+
+        def has_all() -> bool:
+            taken.extend(member.poll())
+            return len(taken) == 5
+
+        eventually(has_all, 60, "the member has all records")
+        for record, kind in zip(taken, ("accept", "accept", "accept", "reject"), strict=False):
+            member.acknowledge(record, kind)
+        member.commit()
+        for node in chronik_cluster.nodes:  # The partition's leader is one of them.
+            status, described = get_json(node.http, f"/api/groups/{group}")
+            assert status == 200
+            share = described["partitions"][0]["share"]
+            assert (share["in_flight"], share["delivered"], share["accepted"], share["rejected"]) == (1, 5, 3, 1)
+            assert described["epoch"] == described["assignment_epoch"]
+        page = open_page(chronik_cluster.nodes[0].http, f"/#/groups/{group}")
+        line = page.locator(f"tr[data-key='{topic}-0']")
+        for label, shows in (("In flight", "1"), ("Delivered", "5"), ("Accepted", "3"), ("Rejected", "1")):
+            expect(line.locator(f"td[data-label='{label}']")).to_have_text(shows)
+        expect(line.locator("td[data-label='Oldest lock']")).to_contain_text("s")
+    finally:
+        member.close()
 
 
 def test_the_page_reports_unknown_topics_and_groups(

@@ -153,11 +153,11 @@ async def _groups(*_: object) -> schemas.Groups:
 
 
 async def _group(*_: object) -> schemas.Group:
-    partitions = [schemas.GroupPartition(topic, 0, 5, 7, 2, "m") for topic in ("orders", "payroll")]
+    partitions = [schemas.GroupPartition(topic, 0, 5, 7, 2, "m", None) for topic in ("orders", "payroll")]
     held = [schemas.AssignedPartition(topic, 0) for topic in ("orders", "payroll")]
     member = schemas.Member("m", "c", "/h", None, held, 3, held)
     topics = ["orders", "payroll"]
-    return schemas.Group("shop", "Stable", 1, 1, topics, 2, 4, 10, "classic", "range", [member], partitions)
+    return schemas.Group("shop", "Stable", 1, 1, topics, 2, 4, 10, "consumer", 4, 4, "range", [member], partitions)
 
 
 async def _transactions(*_: object) -> schemas.Transactions:

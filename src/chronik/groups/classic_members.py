@@ -133,7 +133,7 @@ def sync(group: ConsumerGroup, request: SyncRequest, catalog: TopicCatalog, step
     if group.is_uncertain:
         return {"error_code": ErrorCode.coordinator_not_available}
     is_revoking = member.current.state is MemberState.UNREVOKED_PARTITIONS
-    if group.durable.epoch > member.current.epoch and not is_revoking:
+    if group.durable.assignment_epoch > member.current.epoch and not is_revoking:
         _expect_join(group, member, step)
         return {"error_code": ErrorCode.rebalance_in_progress}
     group.sync_deadlines.pop(member.member_id, None)
@@ -160,7 +160,11 @@ def heartbeat(group: ConsumerGroup, member_id: str, generation: int, instance_id
     _extend(group, member, step.at.now_ms)
     state = member.current.state
     is_released = state is MemberState.UNRELEASED_PARTITIONS and not group.durable.waits_for_others(member)
-    if member.current.epoch < group.durable.epoch or state is MemberState.UNREVOKED_PARTITIONS or is_released:
+    if (
+        member.current.epoch < group.durable.assignment_epoch
+        or state is MemberState.UNREVOKED_PARTITIONS
+        or is_released
+    ):
         _expect_join(group, member, step)
         return ErrorCode.rebalance_in_progress
     return ErrorCode.none

@@ -32,7 +32,7 @@ class CommitRequest:
     offsets: tuple[tuple[TopicPartition, int, int, str], ...]
     """Partition, offset, leader epoch (-1 if unknown) and the client's metadata."""
     knows_epochs: bool = False
-    """Whether the request's version has member epochs: OffsetCommit 9 and above."""
+    """Whether the request's version has member epochs: OffsetCommit 9 and above, TxnOffsetCommit 6 and above."""
 
 
 def check_commit(group: AnyGroup, request: CommitRequest) -> ErrorCode:
@@ -76,12 +76,13 @@ def _is_too_old(group: ConsumerGroup, request: CommitRequest) -> bool:
 def check_transactional_commit(group: AnyGroup, request: CommitRequest) -> ErrorCode:
     """Check the sender (KIP-447). Its generation is enough: the state of the group is not checked."""
     if group.kind is GroupKind.SHARE:
-        return ErrorCode.illegal_generation
+        return ErrorCode.group_id_not_found if request.knows_epochs else ErrorCode.illegal_generation
     if isinstance(group, ConsumerGroup):
         if request.generation < 0 and not request.member_id and request.instance_id is None:
             return ErrorCode.none
         error = check_epoch(group, request.member_id, request.generation)
-        return ErrorCode.illegal_generation if error is ErrorCode.stale_member_epoch else error
+        is_stale = error is ErrorCode.stale_member_epoch
+        return ErrorCode.illegal_generation if is_stale and not request.knows_epochs else error
     assert isinstance(group, Group)
     if request.generation < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.none

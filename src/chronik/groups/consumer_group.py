@@ -248,6 +248,7 @@ class ConsumerGroup(ImageGroup[GroupImage]):
             *self.revocation_deadlines.values(),
             *self.join_deadlines.values(),
             *self.sync_deadlines.values(),
+            *(() if self.assignment_due_ms is None else (self.assignment_due_ms,)),
         )
         # While a write is pending nothing expires; its end sets the timer again.
         return None if self.is_writing else min(deadlines, default=None)

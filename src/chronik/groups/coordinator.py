@@ -416,7 +416,7 @@ class GroupCoordinator:
         elif isinstance(group, ShareGroup):
             share_heartbeats.conclude(group, self.catalog, step)
         # If nothing is written, deadlines were only extended: an earlier timer is harmless.
-        if group.is_writing or group.scheduled_ms is None:
+        if group.is_writing or group.scheduled_ms is None or group.assignment_due_ms is not None:
             self._settle(group)
 
     def _replace(self, group: AnyGroup, successor: AnyGroup) -> None:
@@ -479,8 +479,9 @@ class GroupCoordinator:
 
         The transaction is verified, if there is no marker of the producer in the log from `verified_from` on.
         """
-        group = self._find(request.group_id, ErrorCode.illegal_generation)
-        if group is ErrorCode.illegal_generation and request.generation < 0:
+        missing = ErrorCode.group_id_not_found if request.knows_epochs else ErrorCode.illegal_generation
+        group = self._find(request.group_id, missing)
+        if group is missing and request.generation < 0:
             group = self._create(request.group_id)
         if isinstance(group, ErrorCode):
             return [Reply(token, {"errors": {partition: group for partition, *_ in request.offsets}})]
@@ -579,6 +580,13 @@ class GroupCoordinator:
             if isinstance(group, ImageGroup) and not group.subscriptions_changed:
                 subscribed = group.subscribed_topics() or frozenset()
                 group.subscriptions_changed = any(name in subscribed for name in topics)
+
+    def rights_changed(self) -> None:
+        """Note that ACLs have changed: an expression selects only topics that the member may describe."""
+        for group in self._groups.values():
+            if isinstance(group, ConsumerGroup):
+                group.stale_version = self.catalog.version
+                group.resolved_versions.clear()
 
     def committed_topics(self) -> list[str]:
         """Return the topics of all offsets, committed or pending."""

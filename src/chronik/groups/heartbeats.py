@@ -264,7 +264,7 @@ def conclude(group: ConsumerGroup, catalog: TopicCatalog, step: Step) -> None:
     if group.successor is None:
         if group.subscriptions_changed:
             _refresh_topics(group, catalog)
-        if group.image.epoch > group.image.assignment_epoch:
+        if group.must_assign(step.settings.assignment_interval_of(group.group_id), step.at.now_ms):
             _assign(group, step)
     group.write(step)
 

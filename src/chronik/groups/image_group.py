@@ -21,6 +21,10 @@ class Image(Protocol):
     """Rises with each change of members, subscriptions or topics."""
 
     @property
+    def assignment_epoch(self) -> int:
+        """The group epoch for which the target assignment was computed."""
+
+    @property
     def members(self) -> Mapping[str, Any]: ...
 
     def copy(self) -> Self: ...
@@ -80,6 +84,10 @@ class ImageGroup(AnyGroup, Generic[I]):
     subscriptions_changed: bool = True
     """Whether the topics must be computed again: topics or subscriptions have changed, or it was just loaded."""
     session_deadlines: dict[str, int] = field(default_factory=dict)
+    assigned_ms: int | None = None
+    """When this coordinator last computed the target assignment."""
+    assignment_due_ms: int | None = None
+    """When the target assignment may be computed that the assignment interval delays."""
 
     def change(self) -> I:
         """Return the image to change. The durable one stays as it is."""
@@ -95,6 +103,19 @@ class ImageGroup(AnyGroup, Generic[I]):
     def bump_epoch(self) -> None:
         """Start a new epoch, unless this step has started one already."""
         self.change().epoch = self.base_epoch + 1
+
+    def must_assign(self, interval_ms: int, now_ms: int) -> bool:
+        """Whether the target assignment is to be computed in this step. If it is too early, set the time for that."""
+        self.assignment_due_ms = None
+        if self.image.epoch <= self.image.assignment_epoch:
+            return False
+        if not self.image.members:
+            return True
+        if self.assigned_ms is not None and now_ms < self.assigned_ms + interval_ms:
+            self.assignment_due_ms = self.assigned_ms + interval_ms
+            return False
+        self.assigned_ms = now_ms
+        return True
 
     @property
     def is_replaced(self) -> bool:

@@ -126,7 +126,8 @@ class ShareGroup(ImageGroup[ShareImage]):
 
     def next_deadline_ms(self) -> int | None:
         # While a write is pending nothing expires; its end sets the timer again.
-        return None if self.is_writing else min(self.session_deadlines.values(), default=None)
+        due = () if self.assignment_due_ms is None else (self.assignment_due_ms,)
+        return None if self.is_writing else min((*self.session_deadlines.values(), *due), default=None)
 
     def expired(self, now_ms: int) -> list[str]:
         """Return the members whose session has ended; forget the deadlines of members that have left."""

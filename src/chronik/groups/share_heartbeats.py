@@ -151,7 +151,7 @@ def conclude(group: ShareGroup, catalog: TopicCatalog, step: Step) -> None:
     """Finish a step: compute topics and the target assignment if needed, and write what has changed."""
     if group.subscriptions_changed:
         _refresh_topics(group, catalog)
-    if group.image.epoch > group.image.assignment_epoch:
+    if group.must_assign(step.settings.share_assignment_interval_of(group.group_id), step.at.now_ms):
         _assign(group)
     group.write(step)
 

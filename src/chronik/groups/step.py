@@ -17,8 +17,10 @@ from chronik.wire.errors import ErrorCode
 
 CONSUMER_SESSION_TIMEOUT_MS = "consumer.session.timeout.ms"
 CONSUMER_HEARTBEAT_INTERVAL_MS = "consumer.heartbeat.interval.ms"
+CONSUMER_ASSIGNMENT_INTERVAL_MS = "consumer.assignment.interval.ms"
 SHARE_SESSION_TIMEOUT_MS = "share.session.timeout.ms"
 SHARE_HEARTBEAT_INTERVAL_MS = "share.heartbeat.interval.ms"
+SHARE_ASSIGNMENT_INTERVAL_MS = "share.assignment.interval.ms"
 
 
 class MigrationPolicy(StrEnum):
@@ -44,6 +46,7 @@ class GroupSettings:
 
     `initial_rebalance_delay_ms` is how long the first rebalance of an empty group waits for more members. It is 100 ms,
     not 3 s as in Kafka: a single consumer starts almost at once, and members started together still join together.
+    The assignment intervals are 0, not 1 s as in Kafka: a change is assigned at once.
     """
 
     session_timeout_ms_min: int = 6_000
@@ -54,12 +57,14 @@ class GroupSettings:
     offsets_retention_ms: int = 7 * 24 * 3_600_000
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
+    consumer_assignment_interval_ms: int = 0
     consumer_members_max: int = 10_000
     assignors: tuple[str, ...] = ("uniform", "range")
     """The assignors of consumer groups; the first is the default."""
     migration: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
     share_session_timeout_ms: int = 45_000
     share_heartbeat_interval_ms: int = 5_000
+    share_assignment_interval_ms: int = 0
     share_members_max: int = 200
     group_configs: Callable[[str], Mapping[str, str]] = lambda group_id: {}
     """Returns the configs that are set on a group, under Kafka's names."""
@@ -70,11 +75,17 @@ class GroupSettings:
     def heartbeat_interval_of(self, group_id: str) -> int:
         return self._config(group_id, CONSUMER_HEARTBEAT_INTERVAL_MS, self.consumer_heartbeat_interval_ms)
 
+    def assignment_interval_of(self, group_id: str) -> int:
+        return self._config(group_id, CONSUMER_ASSIGNMENT_INTERVAL_MS, self.consumer_assignment_interval_ms)
+
     def share_session_timeout_of(self, group_id: str) -> int:
         return self._config(group_id, SHARE_SESSION_TIMEOUT_MS, self.share_session_timeout_ms)
 
     def share_heartbeat_interval_of(self, group_id: str) -> int:
         return self._config(group_id, SHARE_HEARTBEAT_INTERVAL_MS, self.share_heartbeat_interval_ms)
+
+    def share_assignment_interval_of(self, group_id: str) -> int:
+        return self._config(group_id, SHARE_ASSIGNMENT_INTERVAL_MS, self.share_assignment_interval_ms)
 
     def _config(self, group_id: str, name: str, default: int) -> int:
         return int(self.group_configs(group_id).get(name, default))

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from chronik.metadata.config_definitions import INT_MAX, ConfigDefinition, ConfigType, by_name
 from chronik.wire.errors import ErrorCode, KafkaError
 
+CONSUMER_ASSIGNOR_OFFLOAD_ENABLE = "consumer.assignor.offload.enable"
 DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_COPY_RECORD = "errors.deadletterqueue.copy.record.enable"
+SHARE_ASSIGNOR_OFFLOAD_ENABLE = "share.assignor.offload.enable"
 SHARE_AUTO_OFFSET_RESET = "share.auto.offset.reset"
 SHARE_DELIVERY_COUNT_LIMIT = "share.delivery.count.limit"
 SHARE_ISOLATION_LEVEL = "share.isolation.level"
@@ -31,8 +33,17 @@ def _number(name: str, documentation: str, lowest: int = 1) -> ConfigDefinition:
     )
 
 
+def _offload(name: str) -> ConfigDefinition:
+    documentation = "Accepted without effect: the coordinator always computes assignments on its own thread."
+    return ConfigDefinition(name, ConfigType.BOOLEAN, "true", documentation)
+
+
 GROUP_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
     (
+        _number(
+            "consumer.assignment.interval.ms", "The shortest time between two assignments of the consumer group.", 0
+        ),
+        _offload(CONSUMER_ASSIGNOR_OFFLOAD_ENABLE),
         _number("consumer.heartbeat.interval.ms", "The time between two heartbeats of a member of the consumer group."),
         _number(
             "consumer.session.timeout.ms",
@@ -50,6 +61,8 @@ GROUP_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
             "",
             "The topic that gets a copy of each record that the share group gives up; empty for none (KIP-1191).",
         ),
+        _number("share.assignment.interval.ms", "The shortest time between two assignments of the share group.", 0),
+        _offload(SHARE_ASSIGNOR_OFFLOAD_ENABLE),
         ConfigDefinition(
             SHARE_AUTO_OFFSET_RESET,
             ConfigType.STRING,

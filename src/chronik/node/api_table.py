@@ -179,7 +179,7 @@ COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
         lambda node: partial(describe_user_scram_credentials.handle, node.metadata),
     ),
     (alter_user_scram_credentials.API, lambda node: partial(alter_user_scram_credentials.handle, node.metadata)),
-    (api_versions.API, lambda node: partial(api_versions.handle, APIS)),
+    (api_versions.API, lambda node: partial(api_versions.handle, APIS, node.runtime.config.node_id, node.metadata)),
     (
         create_topics.API,
         lambda node: partial(create_topics.handle, node.runtime, node.metadata, node.topics, node.quotas),

@@ -259,6 +259,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     group_consumer_heartbeat_interval_ms: int = 5_000
     group_consumer_min_heartbeat_interval_ms: int = 5_000
     group_consumer_max_heartbeat_interval_ms: int = 15_000
+    group_consumer_assignment_interval_ms: int = 0
+    group_consumer_min_assignment_interval_ms: int = 0
+    group_consumer_max_assignment_interval_ms: int = 15_000
     group_consumer_max_size: int = 10_000
     group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
     group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"] = "bidirectional"
@@ -268,6 +271,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     group_share_heartbeat_interval_ms: int = 5_000
     group_share_min_heartbeat_interval_ms: int = 5_000
     group_share_max_heartbeat_interval_ms: int = 15_000
+    group_share_assignment_interval_ms: int = 0
+    group_share_min_assignment_interval_ms: int = 0
+    group_share_max_assignment_interval_ms: int = 15_000
     group_share_max_size: int = 200
     group_share_max_share_sessions: int = 2_000
     errors_deadletterqueue_topic_name_prefix: str = "dlq."
@@ -600,6 +606,9 @@ def _check_groups(config: NodeConfig) -> None:
                 f"{group_setting(what, 'max')} ({highest}): change one of them"
             )
     for kind in ("consumer", "share"):
+        shortest = f"group_{kind}_min_assignment_interval_ms"
+        if getattr(config, shortest) < 0:
+            raise ConfigError(f"{shortest} = {getattr(config, shortest)} is negative: use 0 or more")
         interval, session = f"group_{kind}_heartbeat_interval_ms", f"group_{kind}_session_timeout_ms"
         if getattr(config, interval) >= getattr(config, session):
             raise ConfigError(

@@ -6,17 +6,22 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from chronik.client.groups import named_partitions, read_assignment
+from chronik.client.node_http import HttpError, get_json
 from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.web import schemas
 from chronik.web.answers import Refusal
 from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import BrokerPool, OffsetSampler, PartitionName, answers_of
+from chronik.web.views import shares_view
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 CLASSIC, CONSUMER, SHARE = "classic", "consumer", "share"
 
+LEADER_TIMEOUT_S = 1.0
 GROUPS_MAX = 200
 """How many groups of one coordinator are described with their lag. `total` counts all groups."""
 
@@ -33,6 +38,8 @@ class DescribedGroup(NamedTuple):
     group_type: str
     share_lags: dict[PartitionName, int | None]
     """Of a share group, whose records after the start offset may be done."""
+    epoch: int | None
+    assignment_epoch: int | None
 
     @property
     def partitions(self) -> list[PartitionName]:
@@ -56,8 +63,11 @@ async def group_view(name: str, node: NodeView, sampler: OffsetSampler) -> schem
     if not groups:
         raise Refusal(404, f"group {name[:260]} does not exist: see /api/groups")
     group = groups[0]
+    shares = await _led_shares(node, group) if group.group_type == SHARE else {}
     return schemas.Group(
         *_summary(group, sampler),
+        epoch=group.epoch,
+        assignment_epoch=group.assignment_epoch,
         assignor=group.assignor,
         members=group.members,
         partitions=[
@@ -67,10 +77,39 @@ async def group_view(name: str, node: NodeView, sampler: OffsetSampler) -> schem
                 end=_end(sampler, partition),
                 lag=_lag(group, sampler, partition),
                 member=group.owners.get(partition),
+                share=shares.get(partition),
             )
             for partition in group.partitions
         ],
     )
+
+
+async def _led_shares(node: NodeView, group: DescribedGroup) -> dict[PartitionName, schemas.Share]:
+    """Return what the leaders of the partitions report of a share group; nothing of a leader that does not answer."""
+    image = require_image(node)
+    leaders: dict[tuple[str, int], None] = {}
+    for topic, index in group.partitions:
+        partition = image.partition(topic, index)
+        if partition is not None and partition.leader in image.brokers:
+            leaders[topic, partition.leader] = None
+
+    async def ask(topic: str, leader: int) -> list[schemas.Share]:
+        if leader == node.node_id:
+            return shares_view(node, topic)
+        path = f"/api/topics/{topic}"
+        try:
+            view = await get_json(image.brokers[leader].http, path, LEADER_TIMEOUT_S, node.caller())
+        except HttpError:
+            return []
+        return msgspec.convert(view["shares"], list[schemas.Share])
+
+    answers = await asyncio.gather(*(ask(*each) for each in leaders))
+    return {
+        (topic, share.partition): share
+        for (topic, _), shares in zip(leaders, answers, strict=True)
+        for share in shares
+        if share.group == group.group
+    }
 
 
 async def _find(
@@ -115,8 +154,11 @@ async def _groups_of(brokers: BrokerPool, broker: BrokerImage, name: str | None)
         lags = {name: lag if lag >= 0 else None for name, (_, lag) in starts.items()}
         kind = types[group.group_id]
         assignor = group.protocol_data if kind == CLASSIC else group.assignor_name
+        epochs = (None, None) if kind == CLASSIC else (group.group_epoch, group.assignment_epoch)
         groups.append(
-            DescribedGroup(group.group_id, group.group_state, assignor, broker.id, members, owners, offsets, kind, lags)
+            DescribedGroup(
+                group.group_id, group.group_state, assignor, broker.id, members, owners, offsets, kind, lags, *epochs
+            )
         )
     return groups, len(names)
 

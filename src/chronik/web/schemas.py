@@ -309,7 +309,7 @@ class Member(msgspec.Struct, frozen=True):
 class GroupPartition(msgspec.Struct, frozen=True):
     """`end` is the high watermark, and `member` the assigned member, of a share group one of them.
 
-    Unknown values are null.
+    `share` is what the leader reports of a share group. Unknown values are null.
     """
 
     topic: str
@@ -318,9 +318,14 @@ class GroupPartition(msgspec.Struct, frozen=True):
     end: int | None
     lag: int | None
     member: str | None
+    share: Share | None
 
 
 class Group(GroupSummary, frozen=True):
+    """`assignment_epoch` is the epoch of the members' targets. Both epochs are null in a classic group."""
+
+    epoch: int | None
+    assignment_epoch: int | None
     assignor: str
     members: list[Member]
     partitions: list[GroupPartition]

@@ -131,12 +131,13 @@ def topic_view(node: NodeView, topic: TopicImage) -> schemas.Topic:
         node=node.node_id,
         partitions=[_partition(node, topic, partition) for partition in topic.partitions],
         damages=damages_view(node, topic.name),
-        shares=[
-            msgspec.convert(share._asdict(), schemas.Share)
-            for share in node.metrics.shares()
-            if share.topic == topic.name
-        ],
+        shares=shares_view(node, topic.name),
     )
+
+
+def shares_view(node: NodeView, topic: str) -> list[schemas.Share]:
+    """Describe the share partitions of a topic that this node leads."""
+    return [msgspec.convert(share._asdict(), schemas.Share) for share in node.metrics.shares() if share.topic == topic]
 
 
 def topic_fields(topic: TopicImage) -> tuple[str, UUID, bool, int, int, int]:

@@ -11,6 +11,7 @@ from typing import Final
 
 from kio.schema.index import api_key_map, schema_name_map
 
+from chronik.wire.new_layouts import NEW_REQUESTS
 from chronik.wire.old_layouts import OLD_REQUESTS
 
 _NEVER: Final = 1 << 15
@@ -117,5 +118,5 @@ def known_versions(key: int) -> range:
     name = api_key_map.get(key)
     if name is None:
         return range(0)
-    versions = {*schema_name_map[name], *(version for old, version in OLD_REQUESTS if old == key)}
+    versions = {*schema_name_map[name], *(version for other, version in (*OLD_REQUESTS, *NEW_REQUESTS) if other == key)}
     return range(min(versions), max(versions) + 1)

@@ -1,7 +1,8 @@
 """Layouts of Kafka's messages, from kio's classes: one module per API and version, loaded on first use.
 
 A `Structure` lists the fields of one message or nested structure. Everything here is immutable and depends only on
-kio's release, so it is cached for the process. `old_layouts` has the layouts that kio lacks.
+kio's release, so it is cached for the process. `old_layouts` and `new_layouts` have the layouts
+that kio lacks.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from kio.index import load_request_schema, load_response_schema
 
 from chronik.wire.api import known_versions
 from chronik.wire.errors import MalformedRequest
+from chronik.wire.new_layouts import NEW_REQUESTS, NEW_RESPONSES
 from chronik.wire.old_layouts import OLD_REQUESTS, OLD_RESPONSES
 
 Direction = Literal["request", "response"]
@@ -45,12 +47,18 @@ def load(key: int, version: int, direction: Direction) -> Structure:
     """Return the layout of a message. Raises MalformedRequest for an unknown key or version."""
     if version not in known_versions(key):
         raise MalformedRequest(f"API {key} has no version {version}")
-    entity: Any
-    if direction == "request":
-        entity = OLD_REQUESTS.get((key, version)) or load_request_schema(key, version)
-    else:
-        entity = OLD_RESPONSES.get((key, version)) or load_response_schema(key, version)
-    return _structure(entity)
+    return _structure(_entity(key, version, direction))
+
+
+def _entity(key: int, version: int, direction: Direction) -> Any:
+    is_request = direction == "request"
+    old = (OLD_REQUESTS if is_request else OLD_RESPONSES).get((key, version))
+    if old is not None:
+        return old
+    new = (NEW_REQUESTS if is_request else NEW_RESPONSES).get((key, version))
+    if new is not None:
+        return new()
+    return load_request_schema(key, version) if is_request else load_response_schema(key, version)
 
 
 @cache

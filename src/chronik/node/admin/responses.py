@@ -102,6 +102,17 @@ def find_topic(image: ClusterImage, entry: Any) -> TopicImage | None:
     return None if name is None else image.topic(name)
 
 
+def topic_of(entry: Any) -> object:
+    """Return what identifies the topic of an entry: its name, or in versions without names its id."""
+    return entry.name if hasattr(entry, "name") else entry.topic_id
+
+
+def may_read(request: Request, entry: Any, topic: TopicImage | None) -> bool:
+    """Return whether the client may read the topic of an entry. An unknown topic id names no topic."""
+    name = getattr(entry, "name", None) if topic is None else topic.name
+    return name is None or request.access.allows(Operation.READ, ResourceType.TOPIC, name)
+
+
 def topic_key(topic: object) -> Values:
     """Return the fields that identify the topic, in the response as in the request."""
     return {name: getattr(topic, name) for name in ("name", "topic", "topic_id") if hasattr(topic, name)}

@@ -20,8 +20,7 @@ from typing import Any
 from chronik.authorization.acls import Operation, ResourceType
 from chronik.groups.commits import CommitRequest
 from chronik.groups.records import TopicPartition
-from chronik.metadata.image import TopicImage
-from chronik.node.admin.responses import each_partition, find_topic, refuse_partitions
+from chronik.node.admin.responses import each_partition, find_topic, may_read, refuse_partitions, topic_of
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
@@ -35,13 +34,17 @@ FIRST_VERSION_WITH_TOPIC_IDS = 10
 async def handle(groups: GroupService, metadata: MetadataLog, request: Request) -> Values:
     message = request.message
     request.access.require(Operation.READ, ResourceType.GROUP, message.group_id)
-    topics = {_key(entry): find_topic(metadata.image, entry) for entry in message.topics}
-    refused = {_key(entry) for entry in message.topics if not _may_read(request, entry, topics[_key(entry)])}
+    topics = {topic_of(entry): find_topic(metadata.image, entry) for entry in message.topics}
+    refused = {topic_of(entry) for entry in message.topics if not may_read(request, entry, topics[topic_of(entry)])}
     offsets: list[tuple[TopicPartition, int, int, str]] = []
     for entry in message.topics:
-        topic = topics[_key(entry)]
+        topic = topics[topic_of(entry)]
         for each in entry.partitions:
-            if _key(entry) not in refused and topic is not None and topic.partition(each.partition_index) is not None:
+            if (
+                topic_of(entry) not in refused
+                and topic is not None
+                and topic.partition(each.partition_index) is not None
+            ):
                 leader_epoch = getattr(each, "committed_leader_epoch", -1)
                 partition = (topic.name, each.partition_index)
                 offsets.append((partition, each.committed_offset, leader_epoch, each.committed_metadata or ""))
@@ -59,8 +62,8 @@ async def handle(groups: GroupService, metadata: MetadataLog, request: Request) 
         )
 
     def outcome(entry: Any, each: Any) -> Values:
-        topic = topics[_key(entry)]
-        if _key(entry) in refused:
+        topic = topics[topic_of(entry)]
+        if topic_of(entry) in refused:
             return {"error_code": ErrorCode.topic_authorization_failed}
         if topic is None:
             by_id = request.api_version >= FIRST_VERSION_WITH_TOPIC_IDS
@@ -69,16 +72,6 @@ async def handle(groups: GroupService, metadata: MetadataLog, request: Request) 
         return {"error_code": errors.get(partition, ErrorCode.unknown_topic_or_partition)}
 
     return {"topics": each_partition(message.topics, outcome)}
-
-
-def _may_read(request: Request, entry: Any, topic: TopicImage | None) -> bool:
-    """Return whether the client may read the topic. An unknown topic id names no topic."""
-    name = getattr(entry, "name", None) if topic is None else topic.name
-    return name is None or request.access.allows(Operation.READ, ResourceType.TOPIC, name)
-
-
-def _key(entry: Any) -> object:
-    return entry.name if hasattr(entry, "name") else entry.topic_id
 
 
 API = Api(ApiKey.OFFSET_COMMIT, (2, 10), on_error=refuse_partitions)

@@ -207,36 +207,37 @@ class PendingShareFetch:
     _request: Request
     _session: ShareSession
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _shares: dict[LedShare, None] = field(default_factory=dict)
+    _logs: dict[Partition, None] = field(default_factory=dict)
 
     async def run(self) -> dict[PartitionId, Values]:
         loop, message = self._node.runtime.loop, self._request.message
         wait_s = min(max(message.max_wait / timedelta(seconds=1), 0.0), WAIT_S_MAX)
         deadline_s = loop.time() + wait_s
-        led: list[LedShare] = []
-        logs: dict[Partition, None] = {}
         try:
             while True:
                 self._woken.clear()
-                answers, led_now = await self._fetch()
+                answers = await self._fetch()
                 if answers or self._session.is_closed or loop.time() >= deadline_s or not self._session.partitions:
                     return answers
-                for each in led_now:
-                    if self not in each.waiting:
-                        each.waiting[self] = None
-                        led.append(each)
-                    if each.machine is not None and each.machine.has_room:
-                        each.log.wait_for_data(self)
-                        logs[each.log] = None
                 try:
                     async with asyncio.timeout_at(deadline_s):
                         await self._woken.wait()
                 except TimeoutError:
                     pass
         finally:
-            for share in led:
+            for share in self._shares:
                 share.waiting.pop(self, None)
-            for log in logs:
+            for log in self._logs:
                 log.stop_waiting(self)
+
+    def _wait_for(self, led: LedShare) -> None:
+        """Wake up for records of a share partition; called before its fetch, because a wake-up may come meanwhile."""
+        led.waiting[self] = None
+        self._shares[led] = None
+        if led.machine is not None and led.machine.has_room:
+            led.log.wait_for_data(self)
+            self._logs[led.log] = None
 
     def wake(self) -> None:
         self._woken.set()
@@ -247,8 +248,8 @@ class PendingShareFetch:
     def partition_gone(self) -> None:
         self._woken.set()
 
-    async def _fetch(self) -> tuple[dict[PartitionId, Values], list[LedShare]]:
-        """Acquire records of all partitions up to the limits; return also what to wait for."""
+    async def _fetch(self) -> dict[PartitionId, Values]:
+        """Acquire records of all partitions up to the limits."""
         message, node = self._request.message, self._node
         left_bytes = min(message.max_bytes, node.server.response_bytes_allowed())
         left_records = message.max_records if message.max_records > 0 else 1 << 31
@@ -256,17 +257,16 @@ class PendingShareFetch:
             message.share_acquire_mode == RECORD_LIMIT_MODE
         )
         answers: dict[PartitionId, Values] = {}
-        shares: list[LedShare] = []
         partitions = list(self._session.partitions)
         loads = await asyncio.gather(*map(self._led, partitions))
         for partition, led in zip(partitions, loads, strict=True):
             if isinstance(led, KafkaError):
                 answers[partition] = {"error_code": led.code, "error_message": led.message or None}
                 continue
-            shares.append(led)
             if left_records <= 0 or (left_bytes <= 0 and answers) or self._session.is_closed:
                 continue
             limits = Limits(left_records, message.batch_size if message.batch_size > 0 else left_records, is_strict)
+            self._wait_for(led)
             try:
                 fetched = await node.shares.fetch(led, self._session, limits, left_bytes, not answers)
             except KafkaError as error:
@@ -281,7 +281,7 @@ class PendingShareFetch:
             left_bytes -= len(fetched.records)
             left_records -= sum(each.last_offset - each.first_offset + 1 for each in fetched.acquired)
             self._session.served(partition)
-        return answers, shares
+        return answers
 
     async def _led(self, partition: PartitionId) -> LedShare | KafkaError:
         key = SharePartitionKey(self._session.group_id, *partition)

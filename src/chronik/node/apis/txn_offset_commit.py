@@ -1,4 +1,4 @@
-"""TxnOffsetCommit (key 28), versions 0-5.
+"""TxnOffsetCommit (key 28), versions 0-6.
 
 Behaviour
 - Writes offsets to `__consumer_offsets` as part of the producer's transaction, and answers when they are committed
@@ -11,7 +11,8 @@ Behaviour
   ended INVALID_TXN_STATE. One without the partition is TRANSACTION_ABORTABLE, before version 4 INVALID_TXN_STATE. If
   the coordinator cannot be reached, the error is COORDINATOR_LOAD_IN_PROGRESS, after which all clients retry.
 Versions: 2 leader epoch and COORDINATOR_LOAD_IN_PROGRESS (before, COORDINATOR_NOT_AVAILABLE), 3 flexible, and member,
-instance and generation, 4 TRANSACTION_ABORTABLE, 5 adds the partition to the transaction.
+instance and generation, 4 TRANSACTION_ABORTABLE, 5 adds the partition to the transaction, 6 topic ids,
+STALE_MEMBER_EPOCH and GROUP_ID_NOT_FOUND as in OffsetCommit (KIP-1319; before, ILLEGAL_GENERATION).
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ from chronik.authorization.acls import Operation, ResourceType
 from chronik.groups.commits import CommitRequest
 from chronik.groups.offsets import Producer
 from chronik.groups.records import TopicPartition
-from chronik.node.admin.responses import each_partition, refuse_partitions
+from chronik.node.admin.responses import each_partition, find_topic, may_read, refuse_partitions, topic_of
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.coordinators.transactions import Transactions
 from chronik.node.membership.metadata_log import MetadataLog
@@ -31,6 +32,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 FIRST_VERSION_WITH_LOADING = 2
 FIRST_VERSION_WITH_ABORTABLE = 4
 FIRST_VERSION_THAT_ADDS = 5
+FIRST_VERSION_WITH_TOPIC_IDS = 6
 
 
 async def handle(groups: GroupService, transactions: Transactions, metadata: MetadataLog, request: Request) -> Values:
@@ -38,14 +40,17 @@ async def handle(groups: GroupService, transactions: Transactions, metadata: Met
     access = request.access
     access.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, message.transactional_id)
     access.require(Operation.READ, ResourceType.GROUP, message.group_id)
-    names = {str(entry.name) for entry in message.topics}
-    refused = {name for name in names if not access.allows(Operation.READ, ResourceType.TOPIC, name)}
+    topics = {topic_of(entry): find_topic(metadata.image, entry) for entry in message.topics}
+    refused = {topic_of(entry) for entry in message.topics if not may_read(request, entry, topics[topic_of(entry)])}
     offsets: list[tuple[TopicPartition, int, int, str]] = []
     for entry in message.topics:
+        topic = topics[topic_of(entry)]
+        if topic is None or topic_of(entry) in refused:
+            continue
         for each in entry.partitions:
-            if entry.name not in refused and metadata.image.partition(entry.name, each.partition_index) is not None:
+            if topic.partition(each.partition_index) is not None:
                 leader_epoch = getattr(each, "committed_leader_epoch", -1)
-                partition = (str(entry.name), int(each.partition_index))
+                partition = (topic.name, int(each.partition_index))
                 offsets.append((partition, each.committed_offset, leader_epoch, each.committed_metadata or ""))
     producer = Producer(message.producer_id, message.producer_epoch)
 
@@ -62,6 +67,7 @@ async def handle(groups: GroupService, transactions: Transactions, metadata: Met
             member_id=getattr(message, "member_id", ""),
             instance_id=getattr(message, "group_instance_id", None),
             offsets=tuple(offsets),
+            knows_epochs=version >= FIRST_VERSION_WITH_TOPIC_IDS,
         )
         try:
             errors = await groups.commit_transactional(commit, producer, verify)
@@ -69,9 +75,13 @@ async def handle(groups: GroupService, transactions: Transactions, metadata: Met
             errors = {partition: error.code for partition, *_ in offsets}
 
     def outcome(entry: Any, each: Any) -> Values:
-        if entry.name in refused:
+        topic = topics[topic_of(entry)]
+        if topic_of(entry) in refused:
             return {"error_code": ErrorCode.topic_authorization_failed}
-        error = errors.get((entry.name, each.partition_index), ErrorCode.unknown_topic_or_partition)
+        if topic is None:
+            by_id = version >= FIRST_VERSION_WITH_TOPIC_IDS
+            return {"error_code": ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition}
+        error = errors.get((topic.name, each.partition_index), ErrorCode.unknown_topic_or_partition)
         if error is ErrorCode.coordinator_load_in_progress and version < FIRST_VERSION_WITH_LOADING:
             error = ErrorCode.coordinator_not_available
         return {"error_code": error}
@@ -97,4 +107,4 @@ def _verification_error(error: ErrorCode, version: int) -> ErrorCode:
             return error
 
 
-API = Api(ApiKey.TXN_OFFSET_COMMIT, (0, 5), on_error=refuse_partitions)
+API = Api(ApiKey.TXN_OFFSET_COMMIT, (0, 6), on_error=refuse_partitions)

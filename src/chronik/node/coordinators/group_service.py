@@ -24,7 +24,15 @@ from chronik.groups.step import (
     Rebalanced,
 )
 from chronik.groups.topics import Topic, TopicIdPartition
-from chronik.metadata.events import Event, PartitionsCreated, ReplicasChanged, TopicCreated, TopicDeleted
+from chronik.metadata.events import (
+    AclsCreated,
+    AclsDeleted,
+    Event,
+    PartitionsCreated,
+    ReplicasChanged,
+    TopicCreated,
+    TopicDeleted,
+)
 from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
@@ -117,11 +125,13 @@ class GroupService(CoordinatorService[GroupCoordinator]):
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
             consumer_session_timeout_ms=config.group_consumer_session_timeout_ms,
             consumer_heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+            consumer_assignment_interval_ms=config.group_consumer_assignment_interval_ms,
             consumer_members_max=config.group_consumer_max_size,
             assignors=config.group_consumer_assignors,
             migration=MigrationPolicy(config.group_consumer_migration_policy),
             share_session_timeout_ms=config.group_share_session_timeout_ms,
             share_heartbeat_interval_ms=config.group_share_heartbeat_interval_ms,
+            share_assignment_interval_ms=config.group_share_assignment_interval_ms,
             share_members_max=config.group_share_max_size,
             group_configs=self._configs_of,
         )
@@ -142,6 +152,8 @@ class GroupService(CoordinatorService[GroupCoordinator]):
         changed = {name: None for event in events for name in _changed_topics(event)}
         if changed:
             self._coordinator.topics_changed(changed)
+        if any(isinstance(event, AclsCreated | AclsDeleted) for event in events):
+            self._coordinator.rights_changed()
         for event in events:
             if isinstance(event, TopicDeleted) and event.topic.name != OFFSETS_TOPIC and not self._is_stopped:
                 self._run(self._coordinator.topics_deleted((event.topic.name,), self._now()))
