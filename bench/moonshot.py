@@ -34,7 +34,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from tests.support.tested_build import check, tested_environment
 
-from bench.processes import with_children
+from bench.processes import TICKS_PER_S, cpu_ticks, with_children
 from chronik.client.ledger import Ledger
 from chronik.client.topics import EARLIEST, LATEST, Topics
 from chronik.local.temporary_cluster import TemporaryCluster
@@ -192,10 +192,11 @@ class Faults:
             return
         if not self._waiting:
             self._waiting = self.chance.sample(ROUND_OF_FAULTS, len(ROUND_OF_FAULTS))
-        for kind in self._waiting:
+        for kind in (*self._waiting, "broker"):  # brokers while there is nothing else to kill
             fault: dict[str, Any] | None = getattr(self, f"_{kind}")(now_s, landed)
             if fault is not None:
-                self._waiting.remove(kind)
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(kind)
                 self.done.append({"at_s": round(now_s - self._began_s, 1), "fault": kind, **fault})
                 self._plan(now_s)
                 return
@@ -231,6 +232,29 @@ class Faults:
         with contextlib.suppress(ProcessLookupError):
             os.kill(killed, signal.SIGKILL)
         return {"of_workers": len(workers)}
+
+
+class Cpu:
+    """CPU seconds of all processes of the run, killed ones up to their last sample, by what they are for."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, tuple[str, float]] = {}
+
+    def sample(self, phase: str) -> None:
+        """Count what is neither a node nor a producer for the phase: Python, Java and workers of the Spark job."""
+        for pid in with_children([os.getpid()]) - {os.getpid()}:
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                kinds = {b"chronik.testing.tied_node": "nodes", b"multiprocessing.spawn": "producers"}
+                kind = next((kind for part, kind in kinds.items() if part in command), phase)
+                cpu_s = cpu_ticks(Path(f"/proc/{pid}/stat").read_text()) / TICKS_PER_S
+                self._taken[pid] = self._taken.get(pid, (kind, 0.0))[0], cpu_s
+
+    def seconds(self) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for kind, cpu_s in self._taken.values():
+            totals[kind] = totals.get(kind, 0.0) + cpu_s
+        return {kind: round(cpu_s, 1) for kind, cpu_s in totals.items()}
 
 
 class Display:
@@ -307,7 +331,7 @@ def producing(bootstrap: str, folder: Path, records: int) -> Iterator[tuple[list
 def run(options: argparse.Namespace, folder: Path, display: Display) -> dict[str, Any]:
     result: dict[str, Any] = {"records": options.records, "record_bytes": RECORD_BYTES, "seed": options.seed}
     result |= {"nodes_run": check(), "cpus": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2)}
-    started_s = time.monotonic()
+    started_s, cpu = time.monotonic(), Cpu()
     environment = {**tied_environment(), **tested_environment()}
     with TemporaryCluster(NODES, command=TIED_NODE, environment=environment) as cluster:
         with BlockingCluster(cluster.bootstrap) as client:
@@ -315,7 +339,7 @@ def run(options: argparse.Namespace, folder: Path, display: Display) -> dict[str
         driver = Driver(cluster.bootstrap, folder)
         faults = Faults(cluster, driver, random.Random(options.seed), options.fault_every)
         try:
-            result |= load(options.records, cluster, driver, faults, folder, display)
+            result |= load(options.records, cluster, driver, faults, folder, display, cpu)
         finally:
             driver.end()
         result["seconds"] = {"produced": result.pop("produced_s"), "landed": round(time.monotonic() - started_s, 1)}
@@ -324,7 +348,13 @@ def run(options: argparse.Namespace, folder: Path, display: Display) -> dict[str
             raise Failed(f"the replicas are not in sync {HEALED_S_MAX:g} s after the last fault")
         ledger = joined([folder / f"acked-{number}.jsonl" for number in range(PRODUCERS)])
         began_s = time.monotonic()
-        result["audit"] = audit(cluster.bootstrap, ledger, folder, lambda: display.show("audit", options.records))
+
+        def on_wait() -> None:
+            cpu.sample("audit")
+            display.show("audit", options.records)
+
+        result["audit"] = audit(cluster.bootstrap, ledger, folder, on_wait)
+        result["cpu_seconds"] = cpu.seconds()
         result["seconds"]["audit"] = round(time.monotonic() - began_s, 1)
         sizes = {"logs": Path(cluster.folder), "ledger": ledger, "tables": folder / "tables"}
         result["disk_bytes"] = {name: size_of(path) for name, path in sizes.items()} | {"most": display.disk_bytes}
@@ -335,7 +365,13 @@ def run(options: argparse.Namespace, folder: Path, display: Display) -> dict[str
 
 
 def load(
-    records: int, cluster: TemporaryCluster, driver: Driver, faults: Faults, folder: Path, display: Display
+    records: int,
+    cluster: TemporaryCluster,
+    driver: Driver,
+    faults: Faults,
+    folder: Path,
+    display: Display,
+    cpu: Cpu,
 ) -> dict[str, Any]:
     """Produce and land everything, with faults from the first record to the last landed row."""
     started_s = time.monotonic()
@@ -349,6 +385,7 @@ def load(
             faults.tick(now_s, seen[1])
             if now_s - look_s >= LOOK_S:
                 look_s = now_s
+                cpu.sample("landing")
                 counts = sum(one.value for one in acknowledged), landed.rows()
                 if counts != seen:
                     moved_s, seen = now_s, counts
@@ -408,7 +445,8 @@ def audit(bootstrap: str, ledger: Path, folder: Path, on_wait: Callable[[], None
         try:
             while process.poll() is None:
                 on_wait()
-                time.sleep(TICK_S)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_S)
         finally:
             process.kill()
             process.wait()
