@@ -47,7 +47,7 @@ RESULT = ROOT / "bench" / "results" / "moonshot.json"
 TOPIC = "moonshot"
 NODES, PARTITIONS, PRODUCERS = 3, 6, 2
 RECORD_BYTES = 100
-ROWS_PER_BATCH = 2_000_000
+ROWS_PER_BATCH_MAX, MICRO_BATCHES_MIN = 2_000_000, 20
 DISK_BYTES_PER_RECORD = 620
 """What a run needs at its end: three copies of the log, the ledger while its parts are joined, table and shuffle."""
 ROUND_OF_FAULTS = ("broker", "broker", "broker", "worker", "worker", "driver")
@@ -55,7 +55,7 @@ DOWN_S = (0.5, 5.0)
 """How long a killed broker stays down."""
 TICK_S = 0.2
 LOOK_S = 2.0
-STALLED_S_MAX = 300.0
+STALLED_S_MAX = 600.0
 HEALED_S_MAX = 120.0
 END_S_MAX = 60.0
 QUEUED_MAX, POLL_RECORDS = 200_000, 2_000
@@ -102,7 +102,8 @@ def produce(bootstrap: str, ledger_path: str, first: int, count: int, acknowledg
 class Driver:
     """`chronik pipeline land`: started again whenever it has ended."""
 
-    def __init__(self, bootstrap: str, folder: Path) -> None:
+    def __init__(self, bootstrap: str, folder: Path, rows_per_batch: int, say: Callable[[str], None]) -> None:
+        self._say = say
         self.starts = 0
         self.own_exits: list[str] = []
         """The last lines of runs that ended without being killed."""
@@ -110,13 +111,14 @@ class Driver:
         self._command = [
             *(sys.executable, "-m", "chronik.cli", "pipeline", "land", TOPIC, "--to", str(folder / "tables")),
             *("--trigger", "0", "-b", bootstrap, "--conf", f"spark.local.dir={folder / 'spark'}"),
-            *("--conf", f"spark.chronik.maxOffsetsPerTrigger={ROWS_PER_BATCH}"),
+            *("--conf", f"spark.chronik.maxOffsetsPerTrigger={rows_per_batch}"),
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
     def keep_running(self) -> None:
         if self._process is not None and self._process.poll() is not None:
             self.own_exits.append(f"code {self._process.returncode}: {self.last_line()}")
+            self._say(f"the landing ended by itself: {self.own_exits[-1]}")
             self._process = None
         if self._process is None:
             self.starts += 1
@@ -146,16 +148,18 @@ class Driver:
                     daemons.add(pid)
         return [pid for pid, parent in found.items() if parent in daemons]
 
-    def end(self) -> None:
-        """Stop the landing as Ctrl-C does; kill what is left of it."""
+    def end(self) -> str:
+        """Stop the landing as Ctrl-C does; kill what is left of it. Return its exit code and its last line."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S_MAX)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            code = self._process.wait()
             self._process = None
+            return f"code {code}: {self.last_line()}"
+        return "was not running"
 
     def last_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
@@ -216,22 +220,27 @@ class Faults:
         return {"node": node, "down_s": round(down_s, 1)}
 
     def _driver(self, _: float, landed: int) -> dict[str, Any] | None:
-        """Each driver may land something before it is killed: a busy machine would never finish otherwise."""
-        if landed == self._landed_at_kill:
+        if not self._has_landed_since(landed):
             return None
-        self._landed_at_kill = landed
         with_jvm = self.chance.random() < 0.5
         self.driver.kill(with_jvm=with_jvm)
         return {"with_jvm": with_jvm}
 
     def _worker(self, _: float, landed: int) -> dict[str, Any] | None:
         workers = self.driver.workers()
-        if not workers:
+        if not workers or not self._has_landed_since(landed):
             return None
         killed = self.chance.choice(workers)
         with contextlib.suppress(ProcessLookupError):
             os.kill(killed, signal.SIGKILL)
         return {"of_workers": len(workers)}
+
+    def _has_landed_since(self, landed: int) -> bool:
+        """Let the landing make progress between two kills of its processes: a busy machine would never finish."""
+        if landed == self._landed_at_kill:
+            return False
+        self._landed_at_kill = landed
+        return True
 
 
 class Cpu:
@@ -336,12 +345,13 @@ def run(options: argparse.Namespace, folder: Path, display: Display) -> dict[str
     with TemporaryCluster(NODES, command=TIED_NODE, environment=environment) as cluster:
         with BlockingCluster(cluster.bootstrap) as client:
             client.run(Topics(client.cluster).create(TOPIC, PARTITIONS, NODES, {"min.insync.replicas": "2"}))
-        driver = Driver(cluster.bootstrap, folder)
+        rows_per_batch = min(ROWS_PER_BATCH_MAX, max(1, options.records // MICRO_BATCHES_MIN))
+        driver = Driver(cluster.bootstrap, folder, rows_per_batch, display.note)
         faults = Faults(cluster, driver, random.Random(options.seed), options.fault_every)
         try:
             result |= load(options.records, cluster, driver, faults, folder, display, cpu)
         finally:
-            driver.end()
+            result["landing_end"] = driver.end()
         result["seconds"] = {"produced": result.pop("produced_s"), "landed": round(time.monotonic() - started_s, 1)}
         cluster.start_all(HEALED_S_MAX)
         if not cluster.wait_until_in_sync(HEALED_S_MAX):
