@@ -117,7 +117,8 @@ def rate_of(table: Path, records: int) -> float:
             times.append(next(action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action))
             rows.append(sum(added))
     landed = DeltaTable(str(table)).to_pyarrow_dataset().count_rows()
-    if (sum(rows), landed, len(rows)) != (records, records, MICRO_BATCHES):
+    # A source may divide the offsets among the partitions with a remainder, which is a micro-batch of its own.
+    if (sum(rows), landed) != (records, records) or len(rows) - MICRO_BATCHES not in (0, 1):
         raise RuntimeError(f"{sum(rows):,} rows in {len(rows)} commits, {landed:,} in the table, not {records:,}")
     return sum(rows[1:]) / (times[-1] - times[0]) * 1000
 
