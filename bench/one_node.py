@@ -32,10 +32,14 @@ class OwnRows:
         self.say = say
 
     def add(self, workload: str, metric: str, unit: str, value: float, goal: str) -> None:
-        row = own_row(workload, metric, unit, value, goal)
+        self.put(own_row(workload, metric, unit, value, goal))
+
+    def put(self, row: Row) -> None:
         self.rows.append(row)
         verdict = "met   " if row["met"] else "MISSED"
-        self.say(f"{verdict}  {workload}, {metric}: {value:.3f} {unit} (goal {goal})")
+        peer = "" if row["peer_name"] is None else f", {row['peer_name']} {row['peer']:,}: ratio {row['ratio']}"
+        workload, metric, unit, goal = (row[name] for name in ("workload", "metric", "unit", "goal"))
+        self.say(f"{verdict}  {workload}, {metric}: {row['chronik']:,} {unit}{peer} (goal {goal})")
 
 
 def measure(say: Callable[[str], None], *, quick: bool) -> list[Row]:

@@ -26,21 +26,16 @@ sys.path.insert(0, str(ROOT))
 from tests.support import topics  # noqa: E402
 from tests.support.node import Node  # noqa: E402
 
-from chronik.client.batches import Batches  # noqa: E402
+from bench.filling import fill  # noqa: E402
 from chronik.pipeline.audit.job import AuditRequest, prepare, run  # noqa: E402
 from chronik.pipeline.land.topic_landing import ROWS_PER_BATCH_SETTING, LandSettings, TopicLanding, topic_ids  # noqa: E402
 from chronik.pipeline.session import spark_session  # noqa: E402
-from chronik.pipeline.source.blocking import BlockingCluster  # noqa: E402
-from chronik.wire.batch import encode_batch  # noqa: E402
-from chronik.wire.records import NewRecord  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RESULTS = ROOT / "bench" / "results" / "latest.json"
 JARS = ROOT / ".tools" / "spark-kafka-4.2"
-PARTITIONS = 4
-BATCH_BYTES = 16_000
 ROUNDS = 4
 """The first round of each source is for the compilers."""
 MICRO_BATCHES, WARM_MICRO_BATCHES = 40, 15
@@ -102,28 +97,6 @@ class Bench:
                 print(f"    round {number}, {source}: {seconds:.2f} s", flush=True)
                 best[source] = min(best.get(source, seconds), seconds) if number else float("inf")
         return best
-
-
-def fill(bootstrap: str, topic: str, size_bytes: int, count: int) -> int:
-    per_batch = max(1, BATCH_BYTES // size_bytes)
-    half = size_bytes // 2
-    records: list[NewRecord] = [
-        (b"key-%04d" % i, (b"%d" % (i * 2654435761)).rjust(half, b"#") + b"." * (size_bytes - half), (), 0)
-        for i in range(per_batch)
-    ]
-    topics.create(bootstrap, topic, PARTITIONS)
-    batch = encode_batch([(key, value, headers, int(time.time() * 1000)) for key, value, headers, _ in records])
-    batches = count // per_batch // PARTITIONS
-    with BlockingCluster(bootstrap) as cluster:
-
-        async def append() -> None:
-            client = Batches(cluster.cluster)
-            for _ in range(batches):
-                for partition in range(PARTITIONS):
-                    await client.append(topic, partition, batch)
-
-        cluster.run(append())
-    return batches * per_batch * PARTITIONS
 
 
 def source(bench: Bench) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,6 +179,14 @@ def test_values_are_typed_by_the_registry(filled: Node, registry: SchemaRegistry
     assert "2 records of sql-typed do not fit their schema" in outcome.err
     counted = chronik("sql", f'SELECT city, count(*) AS n FROM "{name}" WHERE id > 2 GROUP BY 1', "--csv", "-b", at)
     assert counted.out == "city,n\nBern,2\n"
+
+
+def test_a_query_without_schemas_does_not_wait_for_pandas_and_compilers(filled: Node) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "chronik.cli", "sql", "--jsonl", "-b", filled.bootstrap]
+    done = subprocess.run([*command, 'SELECT count(*) AS n FROM "sql-orders"'], capture_output=True, text=True)
+    assert done.stdout.startswith('{"n":'), done
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pyarrow.dataset" in loaded and not loaded & {"pandas.core", "numba.core"}
 
 
 def test_the_command_prints_tables_and_refuses_wrong_options(start_node: StartNode) -> None:

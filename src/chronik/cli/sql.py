@@ -45,6 +45,7 @@ def sql(
     bootstrap.endpoints  # noqa: B018 - a wrong address fails before the query is read
     text = _query(query)
     with one_line_errors():
+        _load_arrow()
         from chronik.cli.sql_output import CsvPrinter, JsonPrinter, LinesPrinter, TablePrinter
         from chronik.pipeline.sql.query import SqlSession
 
@@ -55,11 +56,29 @@ def sql(
         _warn(session.progress)
 
 
+class _WithoutPandas:
+    """A finder of modules that finds no pandas."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def _load_arrow() -> None:
+    """Load Arrow's datasets without pandas: they import it if it is installed, for 0.2 s, and no query uses it."""
+    finder = _WithoutPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        import pyarrow.dataset  # noqa: F401
+    finally:
+        sys.meta_path.remove(finder)
+
+
 def _typing(given: str | None, bootstrap: ClientSettings) -> Typing:
     """Return what decodes values by a schema registry. Without --registry, one that does not answer is not used."""
     from chronik.client.schema_registry import RegistryError
     from chronik.pipeline.errors import PipelineError
-    from chronik.pipeline.sql.registry_columns import registry_columns
+    from chronik.pipeline.sql.subject import registry_columns
 
     def typed_columns(topic: str) -> TypedColumns | None:
         try:

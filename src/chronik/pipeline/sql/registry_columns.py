@@ -9,32 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 
-from chronik.client.schema_registry import RegistryClient, RegistryError
+from chronik.client.schema_registry import RegistryClient
 from chronik.pipeline.sql.topic_table import ERROR, TAKEN
 from chronik.pipeline.typed.decoding import MissingSchemas
-from chronik.pipeline.typed.topic_schemas import AUTO, DEAD_LETTER, EVOLVE, NOT_FOUND, TopicSchemas
+from chronik.pipeline.typed.topic_schemas import AUTO, DEAD_LETTER, EVOLVE, TopicSchemas
 
 VALUE = "value"
-VERSIONS_MAX = 100
-"""Versions whose schemas give columns, the latest ones. Records of older ones are decoded if they fit."""
-
-
-def registry_columns(topic: str, registry: RegistryClient) -> RegistryColumns | None:
-    """Return None if the topic has no subject. Raises RegistryError, PipelineError."""
-    subject = f"/subjects/{quote(f'{topic}-{VALUE}', safe='')}/versions"
-    try:
-        versions = registry.request("GET", subject)
-    except RegistryError as error:
-        if error.status == NOT_FOUND:
-            return None
-        raise
-    ids = [registry.request("GET", f"{subject}/{version}")["id"] for version in versions[-VERSIONS_MAX:]]
-    return RegistryColumns(topic, ids, registry)
 
 
 class RegistryColumns:
