@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,38 @@ from chronik.cli.errors import CliError
 from chronik.client.properties import ClientSettings, settings_of
 from chronik.local.certificates import create_authority
 
-CONNECTING = (
-    *(f"topic {name}" for name in ("create", "list", "describe", "alter", "delete", "recover")),
-    *(f"group {name}" for name in ("list", "describe", "reset", "delete")),
-    *(f"transaction {name}" for name in ("list", "describe", "hanging", "abort")),
-    *(f"trace {name}" for name in ("on", "off", "tail")),
-    *(f"bench {name}" for name in ("produce", "consume", "roundtrip")),
-    *(f"pipeline {name}" for name in ("land", "audit", "traces")),
-    *("produce", "consume", "verify", "doctor"),
-)
+UNCONNECTED = {
+    *("start", "version", "demo", "certs create", "pipeline maintain"),
+    *(f"cluster {name}" for name in ("up", "status", "down", "stop", "start", "kill", "pause", "resume")),
+    *(f"cluster {name}" for name in ("add", "remove", "restore-metadata")),
+}
+"""Commands that work on folders and local processes; those of `cluster` find the nodes in theirs."""
 
 
-@pytest.mark.parametrize("words", CONNECTING)
+def leaves(group: Any, words: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the words of each command that has no subcommands."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, (*words, name))
+        else:
+            yield " ".join((*words, name))
+
+
+LEAVES = tuple(leaves(app.command([])))
+
+
+@pytest.mark.parametrize("words", LEAVES)
 def test_every_command_that_connects_takes_properties(words: str) -> None:
     command: Any = app.command(words.split()[:1])
     for word in words.split():
         command = command.commands[word]
     options = {option for parameter in command.params for option in parameter.opts}
-    assert {"--bootstrap", "-b", "--properties"} <= options
+    expected = set() if words in UNCONNECTED else {"--bootstrap", "-b", "--properties"}
+    assert options & {"--bootstrap", "-b", "--properties"} == expected
+
+
+def test_all_commands_that_do_not_connect_exist() -> None:
+    assert set(LEAVES) >= UNCONNECTED
 
 
 def properties(folder: Path, text: str) -> str:

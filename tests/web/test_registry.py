@@ -6,8 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-from tests.web.support_login import Answer, SecureNode, basic, secured, send
+from tests.web.support_login import Acls, Answer, SecureNode, basic, secured, send
 
+from chronik.authorization.acls import Operation, ResourceType
 from chronik.schemas.commands import Command, parsed_version, run
 from chronik.schemas.state import State, Version
 
@@ -26,8 +27,8 @@ class Registry:
     async def decide(self, command: Command) -> Any:
         return run(self.state, command).answer
 
-    async def formatted(self, version: Version, name: str) -> str:
-        return parsed_version(self.state, version).formatted(name) or version.text
+    async def formatted(self, version: Version, name: str, visible: frozenset[str] | None) -> str:
+        return parsed_version(self.state, version, visible).formatted(name) or version.text
 
     async def submit(self, command: Command) -> Any:
         outcome = run(self.state, command)
@@ -144,6 +145,125 @@ async def test_lists_are_returned_in_pages(node: SecureNode, port: int) -> None:
     assert len((await call(port, "bob", "GET", "/subjects?limit=-1")).json) == 3
     assert (await call(port, "bob", "GET", "/subjects?offset=x")).status == 400
     assert (await call(port, "bob", "GET", "/subjects/%FF/versions")).status == 400
+
+
+SECRET = {"type": "record", "name": "Secret", "fields": [{"name": "iban", "type": "string"}]}
+HIDDEN = ("secret-value", ":.ctx:secret-value")
+
+
+def grant(node: SecureNode, operation: Operation, topic: str) -> None:
+    assert isinstance(node.decisions, Acls)
+    node.decisions.granted.add(("User:bob", operation, ResourceType.TOPIC, topic))
+
+
+async def register(node: SecureNode, subject: str, schema: object, *references: tuple[str, str]) -> None:
+    """Register as a client that may do everything; a reference has a name and a subject."""
+    named = [{"name": name, "subject": each, "version": 1} for name, each in references]
+    body = {"schema": json.dumps(schema), "references": named}
+    await node.broker.schemas.submit(Command("register", subject, {"body": body}))
+
+
+async def node_with_hidden_schemas(node: SecureNode) -> None:
+    """bob writes `orders`. `open-value` and an old version of `mixed-value` refer to what he may not see."""
+    node.broker.schemas = Registry()
+    for topic, operation in (("orders", Operation.WRITE), ("open", Operation.DESCRIBE), ("mixed", Operation.WRITE)):
+        grant(node, operation, topic)
+        grant(node, Operation.DESCRIBE, topic)
+    for subject in HIDDEN:
+        await register(node, subject, SECRET)
+    await register(node, "open-value", {"type": "array", "items": "Secret"}, ("Secret", "secret-value"))
+    await register(node, "mixed-value", {"type": "array", "items": "Secret"}, ("Secret", "secret-value"))
+
+
+def referring(subject: str, version: int = 1) -> bytes:
+    reference = {"name": "Secret", "subject": subject, "version": version}
+    return json.dumps({"schema": '{"type":"array","items":"Secret"}', "references": [reference]}).encode()
+
+
+@secured
+async def test_a_reference_to_a_hidden_subject_is_answered_like_one_to_a_missing_subject(
+    node: SecureNode, port: int
+) -> None:
+    await node_with_hidden_schemas(node)
+    await register(node, "orders-value", "string")
+    for path in (
+        "/subjects/orders-value/versions",
+        "/subjects/orders-value",
+        "/subjects/:.ctx:orders-value/versions",
+        "/compatibility/subjects/orders-value/versions",
+        "/compatibility/subjects/orders-value/versions/latest?verbose=true",
+    ):
+        for version in (1, -1):
+            missing = await call(port, "bob", "POST", path, referring("absent-value", version))
+            for subject in (":.:secret-value", *HIDDEN):
+                hidden = await call(port, "bob", "POST", path, referring(subject, version))
+                assert (hidden.status, hidden.json["error_code"]) == (missing.status, 42201), (path, subject)
+                assert hidden.json["message"] == missing.json["message"].replace("absent-value", subject)
+    through = await call(port, "bob", "POST", "/subjects/orders-value/versions", referring("open-value"))
+    assert (through.status, through.json["error_code"]) == (422, 42201)
+    grant(node, Operation.DESCRIBE, "secret")
+    path = "/subjects/:.ctx:orders-value/versions"
+    assert (await call(port, "bob", "POST", path, referring("secret-value"))).json == {"id": 2}
+    # A node whose replica lags behind first finds no reference: it looks again.
+    lagging, lagging.state = Lagging(), node.broker.schemas.state
+    node.broker.schemas = lagging
+    assert (await call(port, "bob", "POST", path, referring("secret-value"))).json == {"id": 2}
+
+
+@secured
+async def test_stored_references_to_hidden_subjects_are_not_resolved(node: SecureNode, port: int) -> None:
+    await node_with_hidden_schemas(node)
+    shown = (await call(port, "bob", "GET", "/subjects/open-value/versions/1")).json
+    compatible = json.dumps({"schema": json.dumps({"type": "array", "items": SECRET})}).encode()
+    requests = (
+        ("GET", "/subjects/open-value/versions/1?format=resolved", b""),
+        ("GET", "/subjects/open-value/versions/1/schema?format=resolved", b""),
+        ("GET", "/subjects/open-value/metadata?format=resolved", b""),
+        ("GET", f"/schemas/ids/{shown['id']}?format=resolved", b""),
+        ("GET", f"/schemas/ids/{shown['id']}/schema?format=resolved", b""),
+        ("POST", "/subjects/open-value?format=resolved", referring("secret-value")),
+        ("POST", "/compatibility/subjects/open-value/versions?verbose=true", compatible),
+        ("POST", "/subjects/mixed-value/versions", json.dumps({"schema": '"int"'}).encode()),
+    )
+    for method, path, body in requests:
+        refused = await call(port, "bob", method, path, body)
+        assert (refused.status, refused.json["error_code"]) == (422, 42201), path
+        assert "secret-value" in refused.json["message"] and b"iban" not in refused.body
+    grant(node, Operation.DESCRIBE, "secret")
+    for method, path, body in requests[:-1]:
+        allowed = await call(port, "bob", method, path, body)
+        assert allowed.status == 200 and (b"iban" in allowed.body or allowed.json["is_compatible"]), path
+
+
+@secured
+async def test_listings_omit_what_only_hidden_subjects_have(node: SecureNode, port: int) -> None:
+    await node_with_hidden_schemas(node)
+    await register(node, "orders-value", "long")
+    await register(node, ":.own:orders-value", "long")
+    await register(node, "hidden-value", {"type": "array", "items": "long"}, ("x", "orders-value"))
+    await register(node, "hidden-key", "long")
+    orders = (await call(port, "bob", "GET", "/subjects/orders-value/versions/1")).json
+    assert (await call(port, "bob", "GET", "/contexts")).json == [".", ".own"]
+    assert (await call(port, "bob", "GET", "/subjects/orders-value/versions/1/referencedby")).json == []
+    assert (await call(port, "bob", "GET", f"/schemas/ids/{orders['id']}/subjects")).json == ["orders-value"]
+    found = (await call(port, "bob", "GET", f"/schemas/ids/{orders['id']}/versions")).json
+    assert found == [{"subject": "orders-value", "version": 1}]
+    everything = [each["subject"] for each in (await call(port, "bob", "GET", "/schemas?subjectPrefix=:*:")).json]
+    assert sorted(everything) == [":.own:orders-value", "mixed-value", "open-value", "orders-value"]
+    assert (await call(port, "bob", "GET", "/schemas?subjectPrefix=secret")).json == []
+
+
+@secured
+async def test_the_name_of_the_default_context_does_not_lead_to_another_topic(node: SecureNode, port: int) -> None:
+    node.broker.schemas = Registry()
+    for operation in (Operation.WRITE, Operation.ALTER_CONFIGS):
+        for name in (":.:secret", ":.:"):
+            grant(node, operation, name)
+    for subject in (":.:secret-value", ":.::.:secret-value"):
+        refused = await call(port, "bob", "POST", f"/subjects/{subject}/versions", STRING)
+        assert refused.status == 403 and "WRITE on topic secret" in refused.json["message"]
+    assert (await call(port, "bob", "PUT", "/config/:.:", b'{"compatibility":"NONE"}')).status == 403
+    assert node.broker.schemas.state.configs == {}
 
 
 def test_clients_find_the_cluster_metadata_and_serialized_schemas() -> None:

@@ -232,9 +232,12 @@ class SchemaRegistry:
         async with self._reading:
             return (await self._runtime.run_blocking(partial(run, self.state, command))).answer
 
-    async def formatted(self, version: Version, name: str) -> str:
-        """Return the text of a version in another format, in a thread. Formats that are unknown are ignored."""
-        texts = resolve_references(self.state, version.subject, version.references)
+    async def formatted(self, version: Version, name: str, visible: frozenset[str] | None) -> str:
+        """Return the text of a version in another format, in a thread. Formats that are unknown are ignored.
+
+        Raises Refused if a reference leads to a subject that is not `visible`; None is all of them.
+        """
+        texts = resolve_references(self.state, version.subject, version.references, visible)
         parsed = await self._runtime.run_blocking(partial(parse, version.kind, version.text, texts))
         return parsed.formatted(name) or version.text
 

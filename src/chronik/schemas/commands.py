@@ -43,6 +43,9 @@ ID_MAX = (1 << 31) - 1
 IMPORTED_ID_MAX = ID_MAX - 1_000_000
 """A higher id cannot be imported: new schemas get ids above all others, and must have some left."""
 
+Visible = frozenset[str] | None
+"""The subjects that references may name; None for all."""
+
 
 class Outcome(NamedTuple):
     answer: Any
@@ -50,7 +53,11 @@ class Outcome(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A request that may change the state. `arguments` can be sent to another node as JSON."""
+    """A request that may change the state. `arguments` can be sent to another node as JSON.
+
+    With `visible` in the arguments, references to subjects that are not in this list are missing: the client may not
+    see them. The list is made before the command runs, so a subject that is referred to only later is missing, too.
+    """
 
     name: str
     subject: str
@@ -80,7 +87,7 @@ def register(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
     body = arguments["body"]
     given_id, given_version = _number(body, "id", -1), _number(body, "version", 0)
     _check_register_mode(state, subject, given_id)
-    new, parsed = _new_version(state, subject, body, _normalizes(state, subject, arguments))
+    new, parsed = _new_version(state, subject, arguments, _normalizes(state, subject, arguments))
     existing = _same_version(state, new)
     if existing is not None and given_version in (0, existing.version) and given_id in (-1, existing.id):
         return Outcome(_registered(existing))
@@ -88,7 +95,7 @@ def register(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
     next_number = all_versions[-1].version + 1 if all_versions else 1
     is_import = state.mode(subject) in ("IMPORT", "FORWARD")
     if not is_import:
-        problems = _problems(state, subject, parsed, state.versions(subject))
+        problems = _problems(state, subject, parsed, state.versions(subject), _visible(arguments))
         if problems:
             level = state.config(subject, "compatibilityLevel", DEFAULT_LEVEL)
             text = ", ".join([*problems, f"{{compatibility: '{level}'}}"])
@@ -148,19 +155,21 @@ def lookup(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
     if not state.versions(subject, deleted=is_deleted):
         raise subject_not_found(subject)
     is_normal = _normalizes(state, subject, arguments)
-    new, _ = _new_version(state, subject, arguments["body"], is_normal)
+    new, _ = _new_version(state, subject, arguments, is_normal)
     found = _same_version(state, new, deleted=is_deleted)
     if found is None and is_normal:
-        found = _same_normal_version(state, new, deleted=is_deleted)
+        found = _same_normal_version(state, new, _visible(arguments), deleted=is_deleted)
     if found is None:
         raise schema_not_found()
-    formatted = parsed_version(state, found).formatted(arguments["format"]) if arguments.get("format") else None
+    if not arguments.get("format"):
+        return Outcome(version_view(found))
+    formatted = parsed_version(state, found, _visible(arguments)).formatted(arguments["format"])
     return Outcome(version_view(found) if formatted is None else {**version_view(found), "schema": formatted})
 
 
 def check(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
     """Test a schema against one version, or against those that the compatibility level names."""
-    _, parsed = _new_version(state, subject, arguments["body"], _normalizes(state, subject, arguments))
+    _, parsed = _new_version(state, subject, arguments, _normalizes(state, subject, arguments))
     number = arguments.get("version")
     if number is None:
         previous = state.versions(subject)
@@ -169,24 +178,32 @@ def check(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
         if version is None and number != -1:
             raise version_not_found(number)
         previous = [] if version is None else [version]
-    problems = _problems(state, subject, parsed, previous)
+    problems = _problems(state, subject, parsed, previous, _visible(arguments))
     answer: dict[str, Any] = {"is_compatible": not problems}
     return Outcome({**answer, "messages": problems} if arguments.get("verbose") else answer)
 
 
-def _problems(state: State, subject: str, parsed: Parsed, previous: list[Version]) -> list[str]:
+def _problems(
+    state: State, subject: str, parsed: Parsed, previous: list[Version], visible: Visible = None
+) -> list[str]:
     level = state.config(subject, "compatibilityLevel", DEFAULT_LEVEL)
     if level == "NONE":
         return []
     compared = previous if level.endswith("_TRANSITIVE") else previous[-1:]
-    return incompatibilities(level, parsed, [parsed_version(state, each) for each in compared])
+    return incompatibilities(level, parsed, [parsed_version(state, each, visible) for each in compared])
 
 
-def parsed_version(state: State, version: Version) -> Parsed:
-    return parse(version.kind, version.text, resolve(state, version.subject, version.references))
+def parsed_version(state: State, version: Version, visible: Visible = None) -> Parsed:
+    return parse(version.kind, version.text, resolve(state, version.subject, version.references, visible))
 
 
-def _new_version(state: State, subject: str, body: dict[str, Any], normalizes: bool) -> tuple[Version, Parsed]:
+def _visible(arguments: dict[str, Any]) -> Visible:
+    names = arguments.get("visible")
+    return None if names is None else frozenset(names)
+
+
+def _new_version(state: State, subject: str, arguments: dict[str, Any], normalizes: bool) -> tuple[Version, Parsed]:
+    body, visible = arguments["body"], _visible(arguments)
     text, kind = body.get("schema"), body.get("schemaType") or "AVRO"
     if not isinstance(text, str) or not text.strip():
         raise InvalidSchema("Empty schema")
@@ -194,14 +211,14 @@ def _new_version(state: State, subject: str, body: dict[str, Any], normalizes: b
         raise InvalidSchema(f"Invalid schema type {str(kind)[:100]}: this registry has {', '.join(TYPES)}")
     if len(text.encode()) > SCHEMA_BYTES_MAX:
         raise Refused(Code.TOO_LARGE, f"the schema has more than {SCHEMA_BYTES_MAX:,} bytes")
-    references = _references(state, subject, body.get("references") or [])
-    parsed = parse(kind, text, resolve(state, subject, references))
+    references = _references(state, subject, body.get("references") or [], visible)
+    parsed = parse(kind, text, resolve(state, subject, references, visible))
     more = {name: body[name] for name in ("metadata", "ruleSet") if body.get(name)}
     canonical = parsed.normalized() if normalizes else parsed.canonical()
     return Version(subject, 0, -1, kind, canonical, references, more=json.dumps(more) if more else ""), parsed
 
 
-def _references(state: State, subject: str, given: Any) -> tuple[Reference, ...]:
+def _references(state: State, subject: str, given: Any, visible: Visible) -> tuple[Reference, ...]:
     if not isinstance(given, list) or len(given) > REFERENCES_MAX:
         raise InvalidSchema(f"references must be a list of at most {REFERENCES_MAX}")
     found = []
@@ -210,16 +227,22 @@ def _references(state: State, subject: str, given: Any) -> tuple[Reference, ...]
             reference = Reference(str(each["name"]), str(each["subject"]), _number(each, "version", -1))
         except (KeyError, TypeError, AttributeError):
             raise InvalidSchema("a reference needs name, subject and version") from None
-        target = state.version(state.referred(subject, reference.subject), reference.version)
-        if target is None:
-            raise InvalidSchema(
-                f"No schema reference found for subject '{reference.subject}' and version {reference.version}"
-            )
-        found.append(reference._replace(version=target.version))
+        found.append(reference._replace(version=_target(state, subject, reference, visible).version))
     return tuple(found)
 
 
-def resolve(state: State, subject: str, references: tuple[Reference, ...]) -> dict[str, str]:
+def _target(state: State, parent: str, reference: Reference, visible: Visible, *, deleted: bool = False) -> Version:
+    """Return the version that a reference names. A hidden one has the same error as a missing one."""
+    name = state.referred(parent, reference.subject)
+    target = state.version(name, reference.version, deleted=deleted) if visible is None or name in visible else None
+    if target is None:
+        raise InvalidSchema(
+            f"No schema reference found for subject '{reference.subject}' and version {reference.version}"
+        )
+    return target
+
+
+def resolve(state: State, subject: str, references: tuple[Reference, ...], visible: Visible = None) -> dict[str, str]:
     """Return the texts of all references by name, the innermost first. A soft-deleted version still resolves."""
     found: dict[str, str] = {}
 
@@ -227,9 +250,7 @@ def resolve(state: State, subject: str, references: tuple[Reference, ...]) -> di
         for each in inner:
             if each.name in found:
                 continue
-            target = state.version(state.referred(parent, each.subject), each.version, deleted=True)
-            if target is None:
-                raise InvalidSchema(f"No schema reference found for subject '{each.subject}', version {each.version}")
+            target = _target(state, parent, each, visible, deleted=True)
             if len(found) >= REFERENCES_MAX:
                 raise InvalidSchema(f"the schema has more than {REFERENCES_MAX} references")
             visit(target.subject, target.references)
@@ -248,10 +269,10 @@ def _same_version(state: State, new: Version, *, deleted: bool = False) -> Versi
     return None
 
 
-def _same_normal_version(state: State, new: Version, *, deleted: bool) -> Version | None:
+def _same_normal_version(state: State, new: Version, visible: Visible, *, deleted: bool) -> Version | None:
     """Return a version that was registered without normalization, and has this normal form."""
     for version in reversed(state.versions(new.subject, deleted=deleted)[-NORMALIZED_MAX:]):
-        if version.kind == new.kind and parsed_version(state, version).normalized() == new.text:
+        if version.kind == new.kind and parsed_version(state, version, visible).normalized() == new.text:
             return version
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 Record = tuple[bytes, bytes | None]
@@ -48,8 +49,10 @@ def context_of(subject: str) -> str:
 
 
 def normal_subject(subject: str) -> str:
-    """Return a subject without the name of the default context."""
-    return subject.removeprefix(":.:")
+    """Return a subject without the name of the default context, however often it is there."""
+    while subject.startswith(":.:"):
+        subject = subject.removeprefix(":.:")
+    return subject
 
 
 class State:
@@ -188,6 +191,20 @@ class State:
             for reference in version.references
             if self.referred(version.subject, reference.subject) == subject and reference.version == number
         ]
+
+    def referred_subjects(self, subject: str, given: Iterable[str] = ()) -> set[str]:
+        """Return the subjects that `given` references and those of any version lead to, directly or through others."""
+        found = {self.referred(subject, each) for each in given}
+        waiting = [subject, *found]
+        while waiting:
+            parent = waiting.pop()
+            for version in self.subjects.get(parent, {}).values():
+                for reference in version.references:
+                    name = self.referred(parent, reference.subject)
+                    if name not in found:
+                        found.add(name)
+                        waiting.append(name)
+        return found
 
     def referred(self, parent: str, subject: str) -> str:
         """Return the full name of a subject in a reference: without a context, it is in that of the parent."""

@@ -2,13 +2,14 @@
 
 Rights are those of topics: a subject NAME-key or NAME-value belongs to the topic NAME, any other subject to the topic
 of its own name. Reading needs DESCRIBE, registering WRITE, deleting DELETE, settings ALTER_CONFIGS on the topic; global
-settings need ALTER_CONFIGS on the cluster. Unknown query parameters and fields are ignored, as clients send new ones.
+settings need ALTER_CONFIGS on the cluster. A schema to which references lead needs DESCRIBE, too; without it, it is
+answered like a missing one. Unknown query parameters and fields are ignored, as clients send new ones.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -21,7 +22,7 @@ from chronik import __version__
 from chronik.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from chronik.node.schema_registry import SchemaRegistry
 from chronik.node.serving.access import Access
-from chronik.schemas.commands import DEFAULT_LEVEL, ID_MAX, Command, version_view
+from chronik.schemas.commands import DEFAULT_LEVEL, ID_MAX, REFERENCES_MAX, Command, version_view
 from chronik.schemas.errors import MISSING, Code, Refused, schema_not_found, subject_not_found, version_not_found
 from chronik.schemas.parsing import TYPES
 from chronik.schemas.state import State, Version, context_of, normal_subject
@@ -34,6 +35,8 @@ PLAIN_CONTENT_TYPE = "application/json"
 PATHS = frozenset({"subjects", "schemas", "config", "mode", "compatibility", "contexts", "v1"})
 BODY_BYTES_MAX = 2 * 1024 * 1024
 LISTED_MAX = 10_000
+READING = frozenset({"register", "lookup", "check"})
+"""Commands that read the schemas to which references lead."""
 
 
 class RegistryRoute(BaseRoute):
@@ -149,19 +152,37 @@ class _Call:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     async def _setting(self, name: str, subject: str, **arguments: Any) -> Any:
-        if subject:
+        if normal_subject(subject):
             self._require(Operation.ALTER_CONFIGS, subject)
         elif not self._access.allows(Operation.ALTER_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME):
             raise Refused(403, "you may not change global settings: ask for ALTER_CONFIGS on the cluster")
         return await self._submit(name, subject, **arguments)
 
     async def _submit(self, name: str, subject: str, **arguments: Any) -> Any:
-        answer = await self._registry.submit(self._command(name, subject, arguments))
+        answer = await self._run(self._registry.submit, name, subject, arguments)
         return {"id": answer["id"]} if name == "register" and "schema" in answer else answer
 
     async def _decide(self, name: str, subject: str, **arguments: Any) -> Any:
         """Answer a command that changes nothing from this node's own state; parsing runs in a thread."""
-        return await self._registry.decide(self._command(name, subject, arguments))
+        return await self._run(self._registry.decide, name, subject, arguments)
+
+    async def _run(
+        self, run: Callable[[Command], Awaitable[Any]], name: str, subject: str, arguments: dict[str, Any]
+    ) -> Any:
+        command = self._command(name, subject, arguments)
+        if self._access.is_open or name not in READING:
+            return await run(command)
+
+        def visible(state: State) -> Command:
+            names = self._visible_references(state, command.subject, arguments["body"])
+            return command._replace(arguments={**command.arguments, "visible": sorted(names or ())})
+
+        try:
+            return await run(visible(await self._registry.current()))
+        except Refused as refused:
+            if refused.code not in MISSING:
+                raise
+        return await run(visible(await self._registry.caught_up()))
 
     def _command(self, name: str, subject: str, arguments: dict[str, Any]) -> Command:
         flags = {flag: self._flag(flag) for flag in ("normalize", "deleted", "permanent", "force", "verbose")}
@@ -194,6 +215,17 @@ class _Call:
     def _sees(self, subject: str) -> bool:
         return self._access.is_open or self._access.sees(ResourceType.TOPIC, topic_of(subject))
 
+    def _visible_references(
+        self, state: State, subject: str, body: dict[str, Any] | None = None
+    ) -> frozenset[str] | None:
+        """Return the visible ones of the subjects to which a subject and a request lead; None if all are visible."""
+        if self._access.is_open:
+            return None
+        given = (body or {}).get("references")
+        entries = given[:REFERENCES_MAX] if isinstance(given, list) else []
+        names = [str(each["subject"]) for each in entries if isinstance(each, dict) and "subject" in each]
+        return frozenset(each for each in state.referred_subjects(subject, names) if self._sees(each))
+
     # -- lookups -------------------------------------------------------------------------------------------------------
 
     async def _look_up(self, look: Callable[[State], Any]) -> Any:
@@ -212,12 +244,11 @@ class _Call:
         """Return the schema of a version in the format that the client requests."""
         if not isinstance(answer, _OneVersion):
             return answer
-        view = answer.view
-        if self._format and isinstance(view, dict):
-            view = {**view, "schema": await self._registry.formatted(answer.version, self._format)}
-        elif self._format:
-            view = (await self._registry.formatted(answer.version, self._format)).encode()
-        return view
+        if not self._format:
+            return answer.view
+        visible = self._visible_references(self._registry.state, answer.version.subject)
+        text = await self._registry.formatted(answer.version, self._format, visible)
+        return {**answer.view, "schema": text} if isinstance(answer.view, dict) else text.encode()
 
     def _lookup(self) -> Callable[[State], Any] | None:
         """Return what a GET looks up, or None if the path does not exist."""
@@ -229,7 +260,7 @@ class _Call:
             case ["subjects"]:
                 return self._subjects
             case ["contexts"]:
-                return lambda state: sorted({".", *(context_of(name).strip(":") or "." for name in state.subjects)})
+                return self._contexts
             case ["subjects", subject, "versions"]:
                 return lambda state: self._versions(state, normal_subject(subject))
             case ["subjects", subject, "versions", text, *rest] if rest in ([], ["schema"], ["referencedby"]):
@@ -251,8 +282,10 @@ class _Call:
         version = state.by_id(number, self._query.get("subject", ""))
         versions = [] if version is None else state.with_id(version.id, context_of(version.subject), deleted=True)
         visible = [each for each in versions if self._sees(each.subject)]
-        if version is None or not visible:
+        if not visible:
             raise schema_not_found(text)
+        # Another subject with this id could be hidden.
+        version = visible[0]
         if rest == ["schema"]:
             return _OneVersion(version, version.text.encode())
         if rest:
@@ -267,6 +300,9 @@ class _Call:
 
     def _subjects(self, state: State) -> list[str]:
         return self._page(self._visible(state))
+
+    def _contexts(self, state: State) -> list[str]:
+        return sorted({".", *(context_of(name).strip(":") or "." for name in state.subjects if self._sees(name))})
 
     def _visible(self, state: State) -> list[str]:
         prefix, is_only_deleted = self._query.get("subjectPrefix", ""), self._flag("deletedOnly")
@@ -323,7 +359,7 @@ class _Call:
             return _OneVersion(version, version.text.encode())
         if rest:
             found = state.referrers(subject, version.version, deleted=self._flag("deleted"))
-            return sorted({each.id for each in found})
+            return sorted({each.id for each in found if self._sees(each.subject)})
         return _OneVersion(version, version_view(version))
 
     def _with_metadata(self, state: State, subject: str) -> Any:
@@ -362,6 +398,7 @@ _PLACE = ("subject", "version", "id")
 
 def topic_of(subject: str) -> str:
     """Return the topic whose rights hold for a subject."""
+    subject = normal_subject(subject)
     name = subject.removeprefix(context_of(subject))
     return name.removesuffix("-key") if name.endswith("-key") else name.removesuffix("-value")
 
