@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.groups.consumer_play import ConsumerPlay
-from tests.groups.play import GROUP, REBALANCE_MS
+from tests.groups.play import GROUP, REBALANCE_MS, SESSION_MS
 
 from chronik.groups.consumer_protocol import read_assignment, read_subscription, write_assignment
 from chronik.groups.step import GroupSettings, MigrationPolicy
@@ -310,6 +310,28 @@ def test_a_classic_member_leaves_a_consumer_group() -> None:
     play.all_settle(classic[1:], ["new"])
     assert play.sync(classic[0], 3) in play.answers
     assert play.heartbeat(classic[0], 3) is ErrorCode.unknown_member_id
+
+
+def test_a_classic_member_whose_removal_is_being_written_does_not_renew_its_session() -> None:
+    """Its partitions are granted to another member when the removal is durable."""
+    play = Mixed()
+    classic = play.classic_group(2)
+    play.joins("new")
+    play.all_settle(classic, ["new"])
+    late, generation = classic[0], play.generations[classic[0]]
+    play.wait(SESSION_MS // 2)
+    play.reconciles(classic[1])
+    play.beats("new")
+    play.holds_appends = True
+    play.wait(SESSION_MS // 2)
+    assert len(play.held) == 1, "the removal"
+    assert play.heartbeat(late, generation) is ErrorCode.rebalance_in_progress
+    assert play.error(play.sync(late, generation)) is ErrorCode.rebalance_in_progress
+    play.holds_appends = False
+    play.write()
+    assert play.heartbeat(late, generation) is ErrorCode.unknown_member_id
+    play.held_by[late] = ()
+    play.all_settle(classic[1:], ["new"])
 
 
 def test_a_static_member_changes_its_protocol_in_both_directions() -> None:

@@ -132,6 +132,8 @@ def sync(group: ConsumerGroup, request: SyncRequest, catalog: TopicCatalog, step
         return {"error_code": ErrorCode.inconsistent_group_protocol}
     if group.is_uncertain:
         return {"error_code": ErrorCode.coordinator_not_available}
+    if member.member_id not in group.image.members:
+        return {"error_code": ErrorCode.rebalance_in_progress}
     is_revoking = member.current.state is MemberState.UNREVOKED_PARTITIONS
     if group.durable.assignment_epoch > member.current.epoch and not is_revoking:
         _expect_join(group, member, step)
@@ -157,6 +159,9 @@ def heartbeat(group: ConsumerGroup, member_id: str, generation: int, instance_id
     member = _check_member(group.durable, member_id, instance_id, generation)
     if isinstance(member, ErrorCode):
         return member
+    if member.member_id not in group.image.members:
+        # Its removal is being written. A success would renew its session while others get its partitions.
+        return ErrorCode.rebalance_in_progress
     _extend(group, member, step.at.now_ms)
     state = member.current.state
     is_released = state is MemberState.UNRELEASED_PARTITIONS and not group.durable.waits_for_others(member)
