@@ -57,6 +57,14 @@ class Topic(RunningTopic):
         self._wait_until_known()
         return self
 
+    def __exit__(self, *failure: object) -> None:
+        try:
+            super().__exit__(*failure)
+        except KafkaError as error:
+            # An earlier attempt succeeded, but its answer was late.
+            if error.code is not ErrorCode.unknown_topic_or_partition:
+                raise
+
     def create(self) -> None:
         async def create(cluster: Cluster) -> None:
             await Topics(cluster).create(self.name, self.partitions, self.server.setup.nodes, {})

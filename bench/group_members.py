@@ -1,8 +1,7 @@
 """Members of groups as raw requests, each on a connection of its own: consumer groups (KIP-848) and classic groups.
 
 A group has the name of its topic. Members send their heartbeats at fixed times, spread evenly over the interval, so
-that both servers get the same load. As Java's consumer does, a member acknowledges a changed assignment at once, with
-one more heartbeat.
+that both servers get the same load. As Java's consumer does, a member acknowledges a changed assignment at once.
 """
 
 from __future__ import annotations
@@ -176,8 +175,8 @@ class ClassicMember:
 class Beating:
     """Members whose heartbeats run in the background. A member that fails ends the measurement."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.interval_s = 1.0
+    def __init__(self, members: Sequence[Member], interval_s: float) -> None:
+        self.interval_s = interval_s
         self._members = list(members)
         self._origin_s = time.monotonic()
         count = len(members)

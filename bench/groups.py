@@ -33,7 +33,11 @@ PARTITIONS = 1_000
 MEMBERS = 200
 HEARTBEATING_MEMBERS = 1_000
 DEFAULT_HEARTBEAT_S = 5.0
-ROUNDS = 5
+LOST_ROUNDS = 15
+LEAVE_ROUNDS = 5
+CLASSIC_SESSION_MS = 6_000
+CLASSIC_HEARTBEAT_S = 1.0
+JOINING_HEARTBEAT_S = 1.0
 QUICK_SHARE = 10
 WORK_S_MAX = 600.0
 FIRST_WRITE_S_MAX = 10.0
@@ -61,11 +65,11 @@ def lost_member(life: Life) -> Iterator[Figure]:
         async with connected(cluster, topic.name, count) as connections:
             topic_id = await _topic_id(cluster, topic.name)
             members = [ConsumerMember(connection, topic.name, topic_id) for connection in connections]
-            beating = Beating(members)
+            beating = Beating(members, SHORT_HEARTBEAT_MS / 1000)
             try:
                 await _until(lambda: _is_shared_evenly(members, partitions), beating, "each member has its share")
                 passed_s = []
-                for victim in _victims(life, members):
+                for victim in _victims(life, members, LOST_ROUNDS):
                     await beating.silence(victim)
                     members.remove(victim)
                     await _until(lambda: _is_owned(members, partitions), beating, "all partitions have owners again")
@@ -95,7 +99,7 @@ def heartbeats(life: Life) -> Iterator[Figure]:
         async with connected(cluster, topic.name, count) as connections:
             topic_id = await _topic_id(cluster, topic.name)
             members = [ConsumerMember(connection, topic.name, topic_id) for connection in connections]
-            beating = Beating(members)
+            beating = Beating(members, JOINING_HEARTBEAT_S)
             try:
                 await _until(lambda: _is_shared_evenly(members, partitions), beating, "each member has its share")
                 beating.interval_s = DEFAULT_HEARTBEAT_S
@@ -123,13 +127,13 @@ def classic_leave(life: Life) -> Iterator[Figure]:
     async def measure(cluster: Cluster) -> list[float]:
         async with connected(cluster, topic.name, count) as connections:
             members = [
-                ClassicMember(connection, topic.name, partitions, SHORT_SESSION_MS) for connection in connections
+                ClassicMember(connection, topic.name, partitions, CLASSIC_SESSION_MS) for connection in connections
             ]
-            beating = Beating(members)
+            beating = Beating(members, CLASSIC_HEARTBEAT_S)
             try:
                 await _until(lambda: _has_one_generation(members, 0), beating, "all members are in one generation")
                 passed_s = []
-                for victim in _victims(life, members):
+                for victim in _victims(life, members, LEAVE_ROUNDS):
                     await beating.silence(victim)
                     members.remove(victim)
                     is_stable = functools.partial(_has_one_generation, members, members[0].generation)
@@ -166,10 +170,13 @@ def _deliver(life: Life, topic: Topic, way: Acknowledging) -> Figure:
     )
     producer = Producer({**librdkafka_settings(topic.bootstrap), "log_level": 0})
 
+    first_writes: list[int] = []
+
     def write_one_to_each_partition() -> None:
         for partition in range(CONSUMERS):
             producer.produce(topic.name, b"ready", partition=partition)
         producer.flush(FIRST_WRITE_S_MAX)
+        first_writes.append(CONSUMERS)
 
     consumers = ShareConsumers(topic, CONSUMERS, way)
     try:
@@ -189,6 +196,8 @@ def _deliver(life: Life, topic: Topic, way: Acknowledging) -> Figure:
     life.server.check()
     if not taken:
         raise NotMeasured("the share consumers took no record")
+    if consumers.taken > records + sum(first_writes):
+        raise NotMeasured(f"{consumers.taken - records - sum(first_writes)} records were delivered twice")
     workload = f"share group, {CONSUMERS} consumers, 1 KB, {SHARED_NAMES[way]}, {life.setup.nodes} node"
     usage: dict[str, Any] = {"cpu_s": after.cpu_s - before.cpu_s, "resident_mb": after.resident_bytes / MEGABYTE}
     return Figure(workload, "records", "1/s", taken / passed_s, ">= 1.0", **usage)
@@ -198,9 +207,9 @@ def _sized(life: Life, count: int) -> int:
     return count // QUICK_SHARE if life.scale.quick else count
 
 
-def _victims(life: Life, members: Sequence[Any]) -> list[Any]:
+def _victims(life: Life, members: Sequence[Any], rounds: int) -> list[Any]:
     """Return members whose heartbeats are spread over the interval; the first ones stay."""
-    rounds = 1 if life.scale.quick else ROUNDS
+    rounds = 1 if life.scale.quick else rounds
     return [members[(number + 1) * len(members) // (rounds + 1)] for number in range(rounds)]
 
 

@@ -22,7 +22,7 @@ ListenerProtocol = Literal["PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL"]
 MECHANISM = "SCRAM-SHA-512"
 ADMINISTRATOR = "admin"
 """The user of all rows but that of ACLs: a super user, if the server has an authorizer."""
-SHORT_SESSION_MS, SHORT_HEARTBEAT_MS = 6_000, 1_000
+SHORT_SESSION_MS, SHORT_HEARTBEAT_MS = 2_000, 200
 TLS_VERSION = "TLSv1.3"
 TLS_CIPHER = "TLS_AES_256_GCM_SHA384"
 """OpenSSL's first choice, which Chronik and librdkafka take. Kafka is restricted to it."""
