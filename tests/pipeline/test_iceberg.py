@@ -9,11 +9,14 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from sqlalchemy.exc import OperationalError
 from tests.support.landing import TIME, records, writer
 
 from chronik.pipeline.audit.table import find_tables, read_table, table_ranges
 from chronik.pipeline.catalog import open_catalog
-from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.errors import PipelineError, Unavailable
 from chronik.pipeline.land.delta import BatchLander, LandedBatch
 from chronik.pipeline.land.iceberg import RETRIES, IcebergTable
 from chronik.pipeline.land.iceberg_maintenance import maintain_at
@@ -152,6 +155,54 @@ def test_small_files_are_merged_and_old_snapshots_expire(tmp_path: Path, monkeyp
     assert len(list(loaded(tmp_path).scan().plan_files())) == 1 and landed(tmp_path) == each(20)
     assert same.land("q", 4, writer(tmp_path, records(0, range(15, 25)))) == LandedBatch(5, 0)
     assert landed(tmp_path) == each(25)
+
+
+@pytest.mark.parametrize("error", [CommitFailedException, CommitStateUnknownException, OperationalError])
+def test_a_commit_that_is_reported_as_failed_and_took_place_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """A catalog behind a proxy that repeats requests, one that loses its answer, and a database that does."""
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", 4)
+    same = lander(tmp_path)
+    for batch in range(3):
+        same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
+    unclear = error is not CommitFailedException
+    commit = SqlCatalog.commit_table
+
+    def unanswered(*arguments: Any) -> Any:
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+        commit(*arguments)
+        raise OperationalError("UPDATE", {}, OSError("lost")) if error is OperationalError else error("answer lost")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", unanswered)
+    write = writer(tmp_path, records(0, range(15, 20)))
+    if unclear:
+        with pytest.raises(Unavailable, match="cannot commit to the table"):
+            same.land("q", 3, write)
+    assert same.land("q", 3, write) == LandedBatch(0 if unclear else 5, 0)
+    assert landed(tmp_path) == each(20)
+    monkeypatch.setattr(SqlCatalog, "commit_table", unanswered)
+    if unclear:
+        with pytest.raises(Unavailable, match="cannot maintain the table"):
+            maintain_at(str(tmp_path / "t"), {}, "m", 1_800_000_000_000)
+    else:
+        assert maintain_at(str(tmp_path / "t"), {}, "m", 1_800_000_000_000).merged_files == 4
+    assert len(list(loaded(tmp_path).scan().plan_files())) == 1 and landed(tmp_path) == each(20)
+
+
+def test_a_lost_race_leaves_no_manifests_behind(tmp_path: Path) -> None:
+    ours, raced = writer(tmp_path, records(0, range(5))), list[LandedBatch]()
+
+    def write(known: LandedOffsets) -> Sequence[NewFile]:
+        files = ours(known)
+        if not raced:
+            raced.append(lander(tmp_path).land("other", 0, writer(tmp_path, records(1, range(5)))))
+        return files
+
+    lander(tmp_path).land("q", 0, write)
+    metadata = loaded(tmp_path).metadata
+    lists = {snapshot.manifest_list.rpartition("/")[2] for snapshot in metadata.snapshots}
+    assert {path.name for path in tmp_path.rglob("snap-*.avro")} == lists
 
 
 def test_an_audit_reads_the_table_and_its_checksums(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
-"""Tables in an object store, through a real HTTP server that speaks S3: land, audit, merge, and a lost checkpoint."""
+"""Tables in an object store, through a real HTTP server that speaks S3: land, upsert, merge, audit, lost answers.
+
+Batches are landed in this process, with a new query for a lost checkpoint. `tests/spark/test_land_s3.py` does it with
+Spark, a killed driver and the commands.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -18,19 +23,22 @@ from tests.support import upsert
 from tests.support.eventually import eventually
 from tests.support.landing import records
 from tests.support.ports import free_ports
+from tests.support.s3_server import FAIL
 
 from chronik.pipeline.audit.blocks import LANDED
 from chronik.pipeline.audit.table import LandedFile, find_tables, read_table, table_ranges
 from chronik.pipeline.catalog import open_catalog
 from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land import delta_log
 from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable, Write
 from chronik.pipeline.land.iceberg import IcebergTable
 from chronik.pipeline.land.iceberg_maintenance import maintain_at
 from chronik.pipeline.land.landed_offsets import LandedOffsets
 from chronik.pipeline.land.maintenance import maintain
-from chronik.pipeline.land.schema import table_schema
+from chronik.pipeline.land.replay import Replay
+from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.state_task import MergedBucket, MergeTask
-from chronik.pipeline.land.task import NewFile, WriteTask, remove_files
+from chronik.pipeline.land.task import DEAD_LETTERS, FileSet, NewFile, WriteTask, remove_files
 from chronik.wire.checksum import record_checksum
 
 BUCKET = "tables"
@@ -45,7 +53,7 @@ def s3() -> Iterator[str]:
     # A process of its own: deltalake does not release the GIL while it waits for a response.
     (port,) = free_ports(1)
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-m", "tests.support.s3_server", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -165,3 +173,68 @@ def test_an_iceberg_table_in_s3_is_landed_audited_and_merged(
     (table,) = find_tables(uri, "t", settings)
     found = pa.Table.from_batches(batch for task in table_ranges([table], 16, 2) for batch in read_table(task))
     assert sorted(found.column("start").to_pylist()) == list(range(45))
+
+
+def fail_next(path: str, status: int = 500, *, applied: bool = True) -> None:
+    """Have the server answer the next PUT of such a path with an error."""
+    query = f"path={path}&status={status}&applied={applied:d}"
+    request = urllib.request.Request(f"{os.environ['AWS_ENDPOINT_URL']}{FAIL}?{query}", method="PUT")
+    urllib.request.urlopen(request, timeout=START_S_MAX).close()
+
+
+def test_a_merge_whose_commit_gets_no_answer_keeps_its_file(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's client repeats the request, and finds the entry that it made itself."""
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", BATCHES)
+    uri = f"s3://{s3}/unanswered/t"
+    landing = lander(uri)
+    for batch in range(BATCHES):
+        landing.land("q", batch, writer(uri, records(0, range(batch * 10, batch * 10 + 10))))
+    fail_next("_delta_log")
+    done = maintain(uri, "m", 1_800_000_000_000, vacuum=False)
+    assert (done.merged_files, done.new_files) == (BATCHES, 1)
+    table = DeltaTable(uri)
+    assert len(table.file_uris()) == 1 and table.to_pyarrow_table().num_rows == 10 * BATCHES
+
+
+def test_an_upsert_whose_commit_gets_no_answer_keeps_its_files(s3: str) -> None:
+    folder = f"s3://{s3}/unanswered-state"
+    first = [upsert.Record(0, number, b"k%d" % (number % 4), b"v%d" % number, number) for number in range(8)]
+    landing = upsert.lander(folder)
+    fail_next("_delta_log")
+    assert landing.land("q", 0, upsert.writer(folder, first)).rows == 4
+    assert upsert.state(folder) == {b"k%d" % key: b"v%d" % (key + 4) for key in range(4)}
+
+
+def test_an_append_whose_commit_gets_no_answer_is_landed_and_counted_once(s3: str) -> None:
+    """Also the commit that creates the table."""
+    uri = f"s3://{s3}/unanswered-append/t"
+    fail_next("_delta_log")
+    landing = lander(uri)
+    fail_next("_delta_log")
+    assert landing.land("q", 0, writer(uri, records(0, range(10)))) == LandedBatch(10, 0)
+    assert landing.land("q", 1, writer(uri, records(0, range(5, 15)))) == LandedBatch(5, 0)
+    assert DeltaTable(uri).to_pyarrow_table().num_rows == 15
+
+
+def test_a_replay_whose_commits_get_no_answer_moves_each_dead_letter_once(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"s3://{s3}/unanswered-replay"
+    LandingTable.open(f"{folder}/t", table_schema(None), "t", "id-1")
+    dead = LandingTable.open(f"{folder}/t_dead_letters", dead_letter_schema(), "t", "id-1")
+    files = FileSet(DEAD_LETTERS, f"{folder}/t_dead_letters", dead_letter_schema(), "dead")
+    bad = records(0, range(6)).append_column("reason", pa.array(["x"] * 6))
+    files.add(bad.select([name for name in dead_letter_schema().names if name != "date"]))
+    dead.commit("q", 0, files.finish())
+    fail_next("t/_delta_log")
+    put = delta_log.put_entry
+
+    def unanswered(*arguments: Any) -> bytes | None:
+        fail_next("t_dead_letters/_delta_log")
+        return put(*arguments)
+
+    monkeypatch.setattr("chronik.pipeline.land.replay.put_entry", unanswered)
+    done = Replay(f"{folder}/t", "r", 1_800_000_000_000).run()
+    assert (done.replayed, done.landed_before, done.failing) == (6, 0, 0)
+    assert DeltaTable(f"{folder}/t").to_pyarrow_table().num_rows == 6
+    assert DeltaTable(f"{folder}/t_dead_letters").to_pyarrow_table().num_rows == 0

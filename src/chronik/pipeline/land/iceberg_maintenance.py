@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow.dataset as pads
 
 from chronik.pipeline.catalog import NAMESPACE, guarded, open_catalog
+from chronik.pipeline.land.delta import Conflict
+from chronik.pipeline.land.iceberg import commit_snapshot
 from chronik.pipeline.land.maintenance import Maintained, Merge, TableFile, merges
 from chronik.pipeline.land.schema import DATE
 from chronik.pipeline.land.task import NO_DATE, NewFile, OpenFile
@@ -80,7 +82,6 @@ def _files(table: Any) -> list[TableFile]:
 
 def _merge(table: Any, merge: Merge, name: str) -> NewFile | None:
     """Write and commit one merged file. Return None if another commit was faster."""
-    from pyiceberg.exceptions import CommitFailedException
     from pyiceberg.table import _parquet_files_to_data_files
 
     location = table.location().rstrip("/")
@@ -104,8 +105,8 @@ def _merge(table: Any, merge: Merge, name: str) -> NewFile | None:
                     update.delete_data_file(task.file)
             for data_file in _parquet_files_to_data_files(transaction.table_metadata, [f"{location}/{path}"], table.io):
                 update.append_data_file(data_file)
-        transaction.commit_transaction()
-    except CommitFailedException:
+        commit_snapshot(table, transaction, update)
+    except Conflict:
         with suppress(OSError):
             files.store.delete_file(files.full(path))
         return None
