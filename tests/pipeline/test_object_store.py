@@ -6,11 +6,6 @@ Spark, a killed driver and the commands.
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -20,10 +15,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.support import upsert
-from tests.support.eventually import eventually
 from tests.support.landing import records
-from tests.support.ports import free_ports
-from tests.support.s3_server import FAIL
+from tests.support.s3_server import bucket, fail_next
 
 from chronik.pipeline.audit.blocks import LANDED
 from chronik.pipeline.audit.table import LandedFile, find_tables, read_table, table_ranges
@@ -41,44 +34,14 @@ from chronik.pipeline.land.state_task import MergedBucket, MergeTask
 from chronik.pipeline.land.task import DEAD_LETTERS, FileSet, NewFile, WriteTask, remove_files
 from chronik.wire.checksum import record_checksum
 
-BUCKET = "tables"
-START_S_MAX = 60.0
 BATCHES = 4
 _names = count()
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """The address of a bucket, which the environment gives credentials for."""
-    # A process of its own: deltalake does not release the GIL while it waits for a response.
-    (port,) = free_ports(1)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.s3_server", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        eventually(lambda: is_listening(port), START_S_MAX, "the server listens")
-        created = urllib.request.Request(f"{settings['AWS_ENDPOINT_URL']}/{BUCKET}", method="PUT")
-        urllib.request.urlopen(created, timeout=START_S_MAX).close()
-        yield BUCKET
-    server.kill()
-    server.wait()
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    with bucket() as name:
+        yield name
 
 
 def lander(uri: str) -> BatchLander:
@@ -175,13 +138,6 @@ def test_an_iceberg_table_in_s3_is_landed_audited_and_merged(
     assert sorted(found.column("start").to_pylist()) == list(range(45))
 
 
-def fail_next(path: str, status: int = 500, *, applied: bool = True) -> None:
-    """Have the server answer the next PUT of such a path with an error."""
-    query = f"path={path}&status={status}&applied={applied:d}"
-    request = urllib.request.Request(f"{os.environ['AWS_ENDPOINT_URL']}{FAIL}?{query}", method="PUT")
-    urllib.request.urlopen(request, timeout=START_S_MAX).close()
-
-
 def test_a_merge_whose_commit_gets_no_answer_keeps_its_file(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's client repeats the request, and finds the entry that it made itself."""
     monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", BATCHES)
@@ -238,3 +194,24 @@ def test_a_replay_whose_commits_get_no_answer_moves_each_dead_letter_once(
     assert (done.replayed, done.landed_before, done.failing) == (6, 0, 0)
     assert DeltaTable(f"{folder}/t").to_pyarrow_table().num_rows == 6
     assert DeltaTable(f"{folder}/t_dead_letters").to_pyarrow_table().num_rows == 0
+
+
+def test_a_store_that_refuses_access_or_has_no_such_bucket_ends_a_landing_at_once(s3: str) -> None:
+    """A later attempt would be refused too. Other faults are repeated, and tests above show how."""
+    uri, folder = f"s3://{s3}/refused/t", f"s3://{s3}/refused-state"
+    landing, state = lander(uri), upsert.lander(folder)
+    change = upsert.Record(0, 0, b"k", b"v", 1)
+    fail_next("_delta_log", 403, applied=False)
+    with pytest.raises(PipelineError, match="cannot commit to the table") as append:
+        landing.land("q", 0, writer(uri, records(0, range(5))))
+    with pytest.raises(PipelineError, match="cannot commit to the log") as merge:
+        state.land("q", 0, upsert.writer(folder, [change]))
+    fail_next("date=", 403, applied=False)
+    with pytest.raises(PipelineError, match="allow access or choose another --to") as write:
+        landing.land("q", 0, writer(uri, records(0, range(5))))
+    fail_next("nothing")
+    with pytest.raises(PipelineError, match="cannot write s3://no-such-bucket/t") as missing:
+        writer("s3://no-such-bucket/t", records(0, range(5)))(LandedOffsets())
+    for failure in (append, merge, write, missing):
+        assert failure.type is PipelineError and "\x1b" not in str(failure.value)
+    assert landing.land("q", 0, writer(uri, records(0, range(5)))) == LandedBatch(5, 0)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chronik.pipeline.errors import PipelineError, Unavailable
+from chronik.pipeline.errors import PipelineError, Unavailable, is_refusal
 from chronik.pipeline.storage import is_remote
 
 CATALOG_FILE = "iceberg.db"
@@ -56,7 +56,8 @@ def guarded(call: Callable[[], Any], what: str) -> Any:
     except PipelineError:
         raise
     except Exception as error:
-        if _UNCLEAR & {kind.__name__ for kind in type(error).__mro__}:
+        is_store_fault = "AWS Error" in str(error) and not is_refusal(error)
+        if is_store_fault or _UNCLEAR & {kind.__name__ for kind in type(error).__mro__}:
             raise Unavailable(f"{what}: {error}; no record lands twice") from None
         if type(error).__module__.split(".")[0] not in ("pyiceberg", "sqlalchemy", "requests", "pyarrow", "builtins"):
             raise

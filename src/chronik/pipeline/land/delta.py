@@ -40,7 +40,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-from chronik.pipeline.errors import PipelineError, Unavailable
+from chronik.pipeline.errors import PipelineError, store_failure
 from chronik.pipeline.land.delta_log import live_paths
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
 from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA
@@ -149,7 +149,10 @@ class LandingTable:
         return self._table.version()
 
     def refresh(self) -> None:
-        self._table.update_incremental()
+        try:
+            self._table.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise store_failure(error)(f"cannot read the table {self.uri}: {error}") from None
 
     def more_columns(self) -> list[Any]:
         """Return the columns beside the record's own, as Arrow fields."""
@@ -262,7 +265,7 @@ class LandingTable:
             if not self._has(files):
                 raise Conflict(str(error)) from None
         except (DeltaError, OSError) as error:
-            kind = Unavailable if is_remote(self.uri) else PipelineError
+            kind = store_failure(error) if is_remote(self.uri) else PipelineError
             remedy = "fix that and start again: no record lands twice"
             raise kind(f"cannot commit to the table {self.uri}: {error}; {remedy}") from None
         self.refresh()

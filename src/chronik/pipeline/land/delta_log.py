@@ -19,7 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from chronik.pipeline.errors import PipelineError, Unavailable
+from chronik.pipeline.errors import PipelineError, store_failure
 from chronik.pipeline.land.task import remove_paths
 from chronik.pipeline.storage import is_remote
 
@@ -70,7 +70,7 @@ def put_entry(
             if existing != entry:
                 return existing
     except BaseError as error:
-        kind = Unavailable if is_remote(table.table_uri) else PipelineError
+        kind = store_failure(error) if is_remote(table.table_uri) else PipelineError
         raise kind(f"cannot commit to the log of {table.table_uri}: {error}; its rows are intact") from None
     if version % CHECKPOINT_COMMITS == 0:
         table.update_incremental()

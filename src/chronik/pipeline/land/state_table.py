@@ -148,6 +148,7 @@ class StateTable(LandingTable):
         batch: int,
         ranges: Mapping[int, tuple[int, int]],
         newest_us: Mapping[int, int],
+        staged_bytes: int,
         jobs: Sequence[BucketJob],
         merged: Sequence[MergedBucket],
         number: int,
@@ -165,7 +166,8 @@ class StateTable(LandingTable):
         removed = [(each.bucket, path) for each in merged for path in each.removed]
         own: dict[str, Any] = {"query": query, "batch": batch, "snapshot": self.version}
         own["offsets"] = {str(partition): span for partition, span in sorted(ranges.items())}
-        own["bytes"] = sum(file.size_bytes for _, file in added)
+        # What has landed are the changes. The files of the buckets have them once more, with rows that are older.
+        own["bytes"], own["rewritten"] = staged_bytes, sum(file.size_bytes for _, file in added)
         counts = {
             "inserted": sum(each.rows_inserted for each in merged),
             "updated": sum(each.rows_updated for each in merged),
@@ -257,6 +259,7 @@ class StateLander(BatchLander):
                 newest[partition] = max(at, newest.get(partition, at))
         newest = self._state.newest_us(newest)
         jobs = self._state.plan(staged)
+        staged_bytes = sum(file.size_bytes for file in staged)
         columns, key = self._state.file_schema(), self._key()
         tasks = _divided(jobs, self._parallel)
         task = MergeTask(
@@ -270,11 +273,14 @@ class StateLander(BatchLander):
         )
         try:
             merged = self._merge(task) if jobs else []
-            self._state.commit_merge(query, batch, ranges, newest, jobs, merged, number, name, self._wall_ms())
+            self._state.commit_merge(
+                query, batch, ranges, newest, staged_bytes, jobs, merged, number, name, self._wall_ms()
+            )
         finally:
             self._remove(staged)
         rows = sum(each.rows_inserted + each.rows_updated + each.rows_deleted for each in merged)
-        return LandedBatch(rows, sum(file.rows for file in dead))
+        size_bytes = staged_bytes + sum(file.size_bytes for file in dead)
+        return LandedBatch(rows, sum(file.rows for file in dead), size_bytes)
 
     def _key(self) -> tuple[str, ...]:
         return tuple(name for name in (self._state._properties.get(KEY) or "").split(",") if name)
