@@ -6,6 +6,7 @@ import json
 import threading
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -16,6 +17,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from tests.support.eventually import eventually
+from tests.support.node import Node
 
 from chronik.client.schema_registry import RegistryClient, RegistryError
 from chronik.testing.cluster import TestCluster
@@ -110,6 +112,59 @@ def test_confluents_protobuf_serializers_work_unchanged(chronik_cluster: TestClu
     descriptors = client.descriptors(int.from_bytes(values[0][1:5], "big"))
     proto: Any = descriptor_pb2.FileDescriptorProto
     assert [proto.FromString(each).message_type[-1].name for each in descriptors.values()] == ["Customer", "Order"]
+
+
+def test_contexts_keep_their_own_ids_and_subjects(shared_node: Node) -> None:
+    client = RegistryClient(shared_node.http)
+    first, second = ({"schema": f'{{"type":"fixed","name":"Ctx{n}","size":8}}'} for n in range(2))
+    plain = client.request("POST", "/subjects/ctx-plain/versions", first)["id"]
+    subject = quote(":.team:ctx-orders", safe="")
+    inside = client.request("POST", f"/subjects/{subject}/versions", second)["id"]
+    assert inside == 1, "the ids of a context are its own"
+    assert client.request("GET", f"/schemas/ids/{inside}?subject={subject}")["schema"] == second["schema"]
+    assert client.request("GET", f"/schemas/ids/{plain}")["schema"] == first["schema"]
+    assert client.request("GET", "/subjects?subjectPrefix=:.team:") == [":.team:ctx-orders"]
+    assert client.request("GET", "/contexts") == [".", ".team"]
+    assert client.request("GET", f"/subjects/{subject}/versions/1")["subject"] == ":.team:ctx-orders"
+    with pytest.raises(RegistryError) as refused:
+        client.request("GET", "/subjects/ctx-orders/versions")
+    assert (refused.value.status, refused.value.code) == (404, 40401)
+
+
+def test_unknown_fields_and_parameters_are_ignored(shared_node: Node) -> None:
+    client = RegistryClient(shared_node.http)
+    body = {"schema": '"string"', "schemaType": "AVRO", "schemaTags": [], "ofTheFuture": {"x": [1]}}
+    given = client.request("POST", "/subjects/unknown-fields/versions?ofTheFuture=1", body)["id"]
+    assert client.request("POST", "/subjects/unknown-fields", body)["id"] == given
+    config = {"compatibility": "FULL", "ofTheFuture": True}
+    assert client.request("PUT", "/config/unknown-fields", config)["compatibility"] == "FULL"
+    check = "/compatibility/subjects/unknown-fields/versions/latest?ofTheFuture=1"
+    assert client.request("POST", check, body)["is_compatible"] is True
+
+
+AVRO_FORMS = (
+    '{"type":"fixed","name":"Normal","size":8,"owner":"x","area":"y","aliases":["B","A"]}',
+    '{"type":"fixed","name":"Normal","size":8,"area":"y","owner":"x","aliases":["A","B"]}',
+)
+JSON_FORMS = (
+    '{"type":"object","properties":{"b":{"type":"string"},"a":{"type":"integer"}}}',
+    '{"properties":{"a":{"type":"integer"},"b":{"type":"string"}},"type":"object"}',
+)
+
+
+@pytest.mark.parametrize(("kind", "forms"), [("AVRO", AVRO_FORMS), ("JSON", JSON_FORMS)])
+def test_normalize_finds_a_schema_that_is_written_in_another_form(
+    shared_node: Node, kind: str, forms: tuple[str, str]
+) -> None:
+    client, subject = RegistryClient(shared_node.http), f"/subjects/normal-{kind}"
+    first, second = ({"schema": form, "schemaType": kind} for form in forms)
+    given = client.request("POST", f"{subject}/versions?normalize=true", first)["id"]
+    assert client.request("POST", f"{subject}/versions?normalize=true", second)["id"] == given
+    assert client.request("POST", f"{subject}?normalize=true", second)["version"] == 1
+    assert client.request("GET", f"{subject}/versions") == [1]
+    other = f"{subject}-as-written"
+    ids = {client.request("POST", f"{other}/versions", each)["id"] for each in (first, second)}
+    assert len(ids) == 2 and client.request("GET", f"{other}/versions") == [1, 2]
 
 
 def test_every_node_answers_what_was_registered_at_another(chronik_cluster: TestCluster) -> None:

@@ -9,17 +9,21 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from sqlalchemy.exc import OperationalError
 from tests.support.landing import TIME, records, writer
 
 from chronik.pipeline.audit.table import find_tables, read_table, table_ranges
 from chronik.pipeline.catalog import open_catalog
-from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land.delta import BatchLander, LandedBatch
+from chronik.pipeline.errors import PipelineError, Unavailable
+from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable
 from chronik.pipeline.land.iceberg import RETRIES, IcebergTable
 from chronik.pipeline.land.iceberg_maintenance import maintain_at
 from chronik.pipeline.land.landed_offsets import LandedOffsets
 from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.task import NewFile
+from chronik.pipeline.service.audits import lowest_landed
 
 DAY_US = 24 * 3600 * 1_000_000
 
@@ -148,10 +152,98 @@ def test_small_files_are_merged_and_old_snapshots_expire(tmp_path: Path, monkeyp
     for batch in range(4):
         same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
     done = maintain_at(str(tmp_path / "t"), {}, "m", 4_000_000_000_000)
-    assert (done.merged_files, done.new_files, done.removed_files) == (4, 1, 4)
+    assert (done.merged_files, done.new_files) == (4, 1)
+    assert len(loaded(tmp_path).metadata.snapshots) == 1
     assert len(list(loaded(tmp_path).scan().plan_files())) == 1 and landed(tmp_path) == each(20)
     assert same.land("q", 4, writer(tmp_path, records(0, range(15, 25)))) == LandedBatch(5, 0)
     assert landed(tmp_path) == each(25)
+
+
+DAY_MS = DAY_US // 1000
+
+
+def data_files(folder: Path) -> set[str]:
+    return {str(path) for path in (folder / "t").glob("date=*/*.parquet")}
+
+
+def test_files_are_removed_when_no_snapshot_needs_them_and_readers_have_had_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge replaces old files: what counts is when they were replaced, not when their snapshot was made."""
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", 4)
+    same, uri = lander(tmp_path), str(tmp_path / "t")
+    for batch in range(4):
+        same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
+    tagged = loaded(tmp_path).metadata.snapshots[1].snapshot_id
+    loaded(tmp_path).manage_snapshots().create_tag(tagged, "keep").commit()
+    abandoned = writer(tmp_path, records(0, range(90, 95)))(LandedOffsets())[0].path
+    foreign = [tmp_path / "t" / name for name in ("notes.txt", "data/x.parquet")]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    now_ms = loaded(tmp_path).metadata.last_updated_ms
+    first = data_files(tmp_path)
+    assert maintain_at(uri, {}, "m1", now_ms + 4 * DAY_MS, None, 24).removed_files == 1  # the abandoned one
+    assert data_files(tmp_path) - first and first - data_files(tmp_path) == {str(tmp_path / "t" / abandoned)}
+    assert len(loaded(tmp_path).metadata.snapshots) == 5
+    now_ms = loaded(tmp_path).metadata.last_updated_ms
+    assert maintain_at(uri, {}, "m2", now_ms + 6 * DAY_MS).removed_files == 0  # expired, and not a week old
+    assert loaded(tmp_path).metadata.snapshots[0].snapshot_id == tagged
+    assert len(loaded(tmp_path).metadata.snapshots) == 2
+    assert maintain_at(uri, {}, "m3", now_ms + 8 * DAY_MS).removed_files > 0
+    assert len(data_files(tmp_path)) == 3 and all(path.exists() for path in foreign)
+    assert landed(tmp_path) == each(20)
+    assert loaded(tmp_path).scan(snapshot_id=tagged).to_arrow().num_rows == 10
+    assert same.land("q", 4, writer(tmp_path, records(0, range(15, 25)))) == LandedBatch(5, 0)
+    assert landed(tmp_path) == each(25)
+
+
+@pytest.mark.parametrize("error", [CommitFailedException, CommitStateUnknownException, OperationalError])
+def test_a_commit_that_is_reported_as_failed_and_took_place_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """A catalog behind a proxy that repeats requests, one that loses its answer, and a database that does."""
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", 4)
+    same = lander(tmp_path)
+    for batch in range(3):
+        same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
+    unclear = error is not CommitFailedException
+    commit = SqlCatalog.commit_table
+
+    def unanswered(*arguments: Any) -> Any:
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+        commit(*arguments)
+        raise OperationalError("UPDATE", {}, OSError("lost")) if error is OperationalError else error("answer lost")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", unanswered)
+    write = writer(tmp_path, records(0, range(15, 20)))
+    if unclear:
+        with pytest.raises(Unavailable, match="cannot commit to the table"):
+            same.land("q", 3, write)
+    assert same.land("q", 3, write) == LandedBatch(0 if unclear else 5, 0)
+    assert landed(tmp_path) == each(20)
+    monkeypatch.setattr(SqlCatalog, "commit_table", unanswered)
+    if unclear:
+        with pytest.raises(Unavailable, match="cannot maintain the table"):
+            maintain_at(str(tmp_path / "t"), {}, "m", 1_800_000_000_000)
+    else:
+        assert maintain_at(str(tmp_path / "t"), {}, "m", 1_800_000_000_000).merged_files == 4
+    assert len(list(loaded(tmp_path).scan().plan_files())) == 1 and landed(tmp_path) == each(20)
+
+
+def test_a_lost_race_leaves_no_manifests_behind(tmp_path: Path) -> None:
+    ours, raced = writer(tmp_path, records(0, range(5))), list[LandedBatch]()
+
+    def write(known: LandedOffsets) -> Sequence[NewFile]:
+        files = ours(known)
+        if not raced:
+            raced.append(lander(tmp_path).land("other", 0, writer(tmp_path, records(1, range(5)))))
+        return files
+
+    lander(tmp_path).land("q", 0, write)
+    metadata = loaded(tmp_path).metadata
+    lists = {snapshot.manifest_list.rpartition("/")[2] for snapshot in metadata.snapshots}
+    assert {path.name for path in tmp_path.rglob("snap-*.avro")} == lists
 
 
 def test_an_audit_reads_the_table_and_its_checksums(tmp_path: Path) -> None:
@@ -171,3 +263,12 @@ def test_other_topics_and_missing_catalogs_are_refused(tmp_path: Path) -> None:
         IcebergTable.open(catalog, str(tmp_path / "elsewhere" / "t"), table_schema(None), "t", "id-1")
     with pytest.raises(PipelineError, match="is no folder for a catalog: pass --catalog"):
         open_catalog("s3://bucket/tables", {})
+
+
+def test_an_audit_of_a_landing_that_began_later_begins_where_it_did(tmp_path: Path) -> None:
+    """With `starting = "latest"`: the offsets before are no gaps."""
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(7, 9)), records(1, range(3, 5))))
+    assert lowest_landed(str(tmp_path / "t"), "t", {}) == {0: 7, 1: 3}
+    delta = BatchLander(LandingTable.open(str(tmp_path / "delta" / "t"), table_schema(None), "t", "id-1"))
+    delta.land("q", 0, writer(tmp_path / "delta", records(0, range(4, 9))))
+    assert lowest_landed(str(tmp_path / "delta" / "t"), "t", {}) == {0: 4}

@@ -10,6 +10,7 @@ import pytest
 from chronik.cli.pipeline import _watch
 from chronik.pipeline.errors import PipelineError, Unavailable, failure_of, reason_of
 from chronik.pipeline.land.retry import LONGEST_S, Retries
+from chronik.pipeline.land.topic_landing import _one_line
 
 
 def test_pauses_double_up_to_a_bound_and_end_after_the_given_time() -> None:
@@ -50,6 +51,16 @@ def test_the_reason_of_an_error_is_never_a_line_that_says_nothing() -> None:
     no_trace = "An error occurred while calling o95.collectToPython.\n: org.apache.spark.SparkException: Job aborted"
     assert reason_of(RuntimeError(no_trace)) == ": org.apache.spark.SparkException: Job aborted"
     assert reason_of(RuntimeError()) == "RuntimeError"
+
+
+def test_a_fault_of_spark_or_of_a_store_is_tried_again_and_a_refusal_is_not() -> None:
+    def kind(text: str) -> type[Exception]:
+        return type(_one_line("t", RuntimeError(f"Traceback (most recent call last):\nOSError: Kernel error\n {text}")))
+
+    assert kind("Server returned non-2xx status code\n 403 Forbidden") is PipelineError
+    assert kind("Server returned non-2xx status code: 404 Not Found: <Error><Code>NoSuchBucket") is PipelineError
+    assert kind("Server returned non-2xx status code: 503 Slow Down") is Unavailable
+    assert kind("Python worker exited unexpectedly (crashed)") is Unavailable
 
 
 class FakeLanding:

@@ -1,11 +1,11 @@
-"""Tables in an object store, through a real HTTP server that speaks S3: land, audit, merge, and a lost checkpoint."""
+"""Tables in an object store, through a real HTTP server that speaks S3: land, upsert, merge, audit, lost answers.
+
+Batches are landed in this process, with a new query for a lost checkpoint. `tests/spark/test_land_s3.py` does it with
+Spark, a killed driver and the commands.
+"""
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,62 +15,33 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.support import upsert
-from tests.support.eventually import eventually
 from tests.support.landing import records
-from tests.support.ports import free_ports
+from tests.support.s3_server import bucket, fail_next
 
 from chronik.pipeline.audit.blocks import LANDED
 from chronik.pipeline.audit.table import LandedFile, find_tables, read_table, table_ranges
 from chronik.pipeline.catalog import open_catalog
 from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land import delta_log
 from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable, Write
 from chronik.pipeline.land.iceberg import IcebergTable
 from chronik.pipeline.land.iceberg_maintenance import maintain_at
 from chronik.pipeline.land.landed_offsets import LandedOffsets
 from chronik.pipeline.land.maintenance import maintain
-from chronik.pipeline.land.schema import table_schema
+from chronik.pipeline.land.replay import Replay
+from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.state_task import MergedBucket, MergeTask
-from chronik.pipeline.land.task import NewFile, WriteTask, remove_files
+from chronik.pipeline.land.task import DEAD_LETTERS, FileSet, NewFile, WriteTask, remove_files
 from chronik.wire.checksum import record_checksum
 
-BUCKET = "tables"
-START_S_MAX = 60.0
 BATCHES = 4
 _names = count()
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """The address of a bucket, which the environment gives credentials for."""
-    # A process of its own: deltalake does not release the GIL while it waits for a response.
-    (port,) = free_ports(1)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        eventually(lambda: is_listening(port), START_S_MAX, "the server listens")
-        created = urllib.request.Request(f"{settings['AWS_ENDPOINT_URL']}/{BUCKET}", method="PUT")
-        urllib.request.urlopen(created, timeout=START_S_MAX).close()
-        yield BUCKET
-    server.kill()
-    server.wait()
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    with bucket() as name:
+        yield name
 
 
 def lander(uri: str) -> BatchLander:
@@ -165,3 +136,82 @@ def test_an_iceberg_table_in_s3_is_landed_audited_and_merged(
     (table,) = find_tables(uri, "t", settings)
     found = pa.Table.from_batches(batch for task in table_ranges([table], 16, 2) for batch in read_table(task))
     assert sorted(found.column("start").to_pylist()) == list(range(45))
+
+
+def test_a_merge_whose_commit_gets_no_answer_keeps_its_file(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's client repeats the request, and finds the entry that it made itself."""
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", BATCHES)
+    uri = f"s3://{s3}/unanswered/t"
+    landing = lander(uri)
+    for batch in range(BATCHES):
+        landing.land("q", batch, writer(uri, records(0, range(batch * 10, batch * 10 + 10))))
+    fail_next("_delta_log")
+    done = maintain(uri, "m", 1_800_000_000_000, vacuum=False)
+    assert (done.merged_files, done.new_files) == (BATCHES, 1)
+    table = DeltaTable(uri)
+    assert len(table.file_uris()) == 1 and table.to_pyarrow_table().num_rows == 10 * BATCHES
+
+
+def test_an_upsert_whose_commit_gets_no_answer_keeps_its_files(s3: str) -> None:
+    folder = f"s3://{s3}/unanswered-state"
+    first = [upsert.Record(0, number, b"k%d" % (number % 4), b"v%d" % number, number) for number in range(8)]
+    landing = upsert.lander(folder)
+    fail_next("_delta_log")
+    assert landing.land("q", 0, upsert.writer(folder, first)).rows == 4
+    assert upsert.state(folder) == {b"k%d" % key: b"v%d" % (key + 4) for key in range(4)}
+
+
+def test_an_append_whose_commit_gets_no_answer_is_landed_and_counted_once(s3: str) -> None:
+    """Also the commit that creates the table."""
+    uri = f"s3://{s3}/unanswered-append/t"
+    fail_next("_delta_log")
+    landing = lander(uri)
+    fail_next("_delta_log")
+    assert landing.land("q", 0, writer(uri, records(0, range(10)))) == LandedBatch(10, 0)
+    assert landing.land("q", 1, writer(uri, records(0, range(5, 15)))) == LandedBatch(5, 0)
+    assert DeltaTable(uri).to_pyarrow_table().num_rows == 15
+
+
+def test_a_replay_whose_commits_get_no_answer_moves_each_dead_letter_once(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"s3://{s3}/unanswered-replay"
+    LandingTable.open(f"{folder}/t", table_schema(None), "t", "id-1")
+    dead = LandingTable.open(f"{folder}/t_dead_letters", dead_letter_schema(), "t", "id-1")
+    files = FileSet(DEAD_LETTERS, f"{folder}/t_dead_letters", dead_letter_schema(), "dead")
+    bad = records(0, range(6)).append_column("reason", pa.array(["x"] * 6))
+    files.add(bad.select([name for name in dead_letter_schema().names if name != "date"]))
+    dead.commit("q", 0, files.finish())
+    fail_next("t/_delta_log")
+    put = delta_log.put_entry
+
+    def unanswered(*arguments: Any) -> bytes | None:
+        fail_next("t_dead_letters/_delta_log")
+        return put(*arguments)
+
+    monkeypatch.setattr("chronik.pipeline.land.replay.put_entry", unanswered)
+    done = Replay(f"{folder}/t", "r", 1_800_000_000_000).run()
+    assert (done.replayed, done.landed_before, done.failing) == (6, 0, 0)
+    assert DeltaTable(f"{folder}/t").to_pyarrow_table().num_rows == 6
+    assert DeltaTable(f"{folder}/t_dead_letters").to_pyarrow_table().num_rows == 0
+
+
+def test_a_store_that_refuses_access_or_has_no_such_bucket_ends_a_landing_at_once(s3: str) -> None:
+    """A later attempt would be refused too. Other faults are repeated, and tests above show how."""
+    uri, folder = f"s3://{s3}/refused/t", f"s3://{s3}/refused-state"
+    landing, state = lander(uri), upsert.lander(folder)
+    change = upsert.Record(0, 0, b"k", b"v", 1)
+    fail_next("_delta_log", 403, applied=False)
+    with pytest.raises(PipelineError, match="cannot commit to the table") as append:
+        landing.land("q", 0, writer(uri, records(0, range(5))))
+    with pytest.raises(PipelineError, match="cannot commit to the log") as merge:
+        state.land("q", 0, upsert.writer(folder, [change]))
+    fail_next("date=", 403, applied=False)
+    with pytest.raises(PipelineError, match="allow access or choose another --to") as write:
+        landing.land("q", 0, writer(uri, records(0, range(5))))
+    fail_next("nothing")
+    with pytest.raises(PipelineError, match="cannot write s3://no-such-bucket/t") as missing:
+        writer("s3://no-such-bucket/t", records(0, range(5)))(LandedOffsets())
+    for failure in (append, merge, write, missing):
+        assert failure.type is PipelineError and "\x1b" not in str(failure.value)
+    assert landing.land("q", 0, writer(uri, records(0, range(5)))) == LandedBatch(5, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from tests.support import topics
 from tests.support.node import Node
 
 from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.source.decoder import next_offset_after
+from chronik.pipeline.source.reading import PartitionFetches
 from chronik.pipeline.sql.query import SqlSession
 
 RECORDS = 3_000
@@ -119,6 +122,43 @@ def test_a_narrow_filter_reads_only_its_offsets(filled: Node) -> None:
         )
         assert sum(batch.num_rows for batch in batches) == 21
         assert session.progress.offsets_total == 21
+
+
+def test_a_condition_on_the_time_reads_only_the_offsets_from_then_on(filled: Node) -> None:
+    first = 2_000 // 10 * 60_000
+    with SqlSession(filled.bootstrap) as session:
+        since = f"make_timestamptz({(topics.NOW_MS + first) * 1000})"
+        _, batches = session.run(f'SELECT "offset" FROM "sql-orders" WHERE "timestamp" >= {since}')
+        found = [offset for batch in batches for offset in batch.column(0).to_pylist()]
+        assert session.progress.offsets_total == PARTITIONS * (RECORDS - 2_001)
+    times = [60_000 * (n // 10) - 7 * (n % 3) for n in range(RECORDS)]
+    assert sorted(found) == sorted([n for n, time in enumerate(times) if time >= first] * PARTITIONS)
+
+
+def test_a_limit_ends_the_fetches_early(filled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the offsets that brokers delivered: the number of rows would be right in any case."""
+    at, name, each = filled.bootstrap, "sql-limit", 4_000
+    topics.create(at, name, 2)
+    for partition in range(2):
+        batch = [(None, os.urandom(4096), (), topics.NOW_MS)] * 100
+        topics.append(at, name, partition, *[batch] * (each // 100))
+    fetched: list[int] = []
+
+    class Counted(PartitionFetches):
+        def responses(self) -> Iterator[Any]:
+            offset = self._requested.start
+            for response in super().responses():
+                end = next_offset_after(memoryview(response.records), offset)  # type: ignore[union-attr]
+                fetched.append(end - offset)
+                offset = end
+                yield response
+
+    monkeypatch.setattr("chronik.pipeline.sql.scan.PartitionFetches", Counted)
+    assert len(rows(filled, f'SELECT value FROM "{name}" LIMIT 7')) == 7
+    assert 0 < sum(fetched) <= 2 * each // 4
+    fetched.clear()
+    assert len(rows(filled, f'SELECT value FROM "{name}"')) == 2 * each
+    assert sum(fetched) >= 2 * each
 
 
 def test_aborted_records_are_not_read_unless_requested(filled: Node) -> None:

@@ -16,7 +16,7 @@ from tests.support.upsert import Record, expected, lander, merge, state, writer
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.delta import LandingTable
 from chronik.pipeline.land.landed_offsets import LandedOffsets
-from chronik.pipeline.land.maintenance import maintain
+from chronik.pipeline.land.maintenance import maintain, write_amplification
 from chronik.pipeline.land.schema import table_schema
 from chronik.pipeline.land.state_task import MergedBucket, MergeTask
 from chronik.pipeline.land.task import NewFile
@@ -112,6 +112,20 @@ def test_the_same_query_in_two_processes_merges_each_batch_once(tmp_path: Path) 
 
     assert lander(tmp_path).land("q", 0, late).rows == 0
     assert state(tmp_path) == {b"b": b"v1"}
+
+
+def test_the_bytes_of_an_upsert_are_those_of_the_changes_and_the_rewritten_ones_are_reported(tmp_path: Path) -> None:
+    same = lander(tmp_path, buckets=1)
+    noise = random.Random(1)
+    first = [Record(0, number, b"k%d" % number, noise.randbytes(1000), number) for number in range(200)]
+    assert same.land("q", 0, writer(tmp_path, first, buckets=1)).size_bytes > 200_000
+    change = same.land("q", 1, writer(tmp_path, [Record(0, 200, b"k7", b"v", 200)], buckets=1))
+    assert 0 < change.size_bytes < 10_000
+    table = DeltaTable(str(tmp_path / "t"))
+    own = next(commit["chronik"] for commit in table.history() if commit.get("chronik", {}).get("batch") == 1)
+    assert own["bytes"] == change.size_bytes and own["rewritten"] > 200_000
+    amplification = write_amplification(table)
+    assert amplification is not None and 2.5 < amplification < 3.5  # staged, merged, and rewritten for one change
 
 
 def test_a_batch_that_would_skip_records_is_refused(tmp_path: Path) -> None:

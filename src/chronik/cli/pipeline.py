@@ -243,7 +243,7 @@ def maintain_command(
         if options.is_iceberg:
             from chronik.pipeline.land.iceberg_maintenance import maintain_at
 
-            done = maintain_at(absolute(table), options.catalog, token, _wall_ms(), keep_log)
+            done = maintain_at(absolute(table), options.catalog, token, _wall_ms(), keep_log, keep_files)
         else:
             done = maintain(absolute(table), token, _wall_ms(), keep_files_h=keep_files, keep_log_d=keep_log)
     if as_json:

@@ -6,12 +6,23 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chronik.pipeline.errors import PipelineError, Unavailable
+from chronik.pipeline.errors import PipelineError, Unavailable, is_refusal
 from chronik.pipeline.storage import is_remote
 
 CATALOG_FILE = "iceberg.db"
 CATALOG = "chronik"
 NAMESPACE = "chronik"
+_UNCLEAR = {
+    "CommitStateUnknownException",
+    "ConnectionError",
+    "OperationalError",
+    "ServerError",
+    "ServiceUnavailableError",
+    "Timeout",
+    "TimeoutError",
+    "TooManyRequestsError",
+}
+"""Errors of pyiceberg, requests, SQLAlchemy and Python. By their names, because only some of these are installed."""
 
 
 def open_catalog(folder: str, options: Mapping[str, str]) -> Any:
@@ -36,16 +47,18 @@ def open_catalog(folder: str, options: Mapping[str, str]) -> Any:
 
 
 def guarded(call: Callable[[], Any], what: str) -> Any:
-    """Call pyiceberg, and report its errors and those of its catalogs as one line."""
-    from pyiceberg.exceptions import ServerError, ServiceUnavailableError
+    """Call pyiceberg, and report its errors and those of its catalogs as one line.
 
+    An error is Unavailable if the catalog did not answer, or not clearly: a commit may have taken place then.
+    """
     try:
         return call()
     except PipelineError:
         raise
-    except (ServerError, ServiceUnavailableError, ConnectionError) as error:
-        raise Unavailable(f"{what}: {error}; no record lands twice") from None
     except Exception as error:
+        is_store_fault = "AWS Error" in str(error) and not is_refusal(error)
+        if is_store_fault or _UNCLEAR & {kind.__name__ for kind in type(error).__mro__}:
+            raise Unavailable(f"{what}: {error}; no record lands twice") from None
         if type(error).__module__.split(".")[0] not in ("pyiceberg", "sqlalchemy", "requests", "pyarrow", "builtins"):
             raise
         raise PipelineError(f"{what}: {type(error).__name__}: {error}") from None

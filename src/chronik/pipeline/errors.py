@@ -12,15 +12,32 @@ _RAISED = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?:: (.
 _NOTHING_SAID = ("An exception was thrown from the Python worker", "An error occurred while calling o")
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_REFUSAL = re.compile(
+    r"40(?:1 Unauthorized|3 Forbidden|4 Not Found)|lacked (?:the necessary privileges|valid authentication)"
+    r"|Object at location \S+ not found|AWS Error (?:ACCESS_DENIED|NO_SUCH_\w+|INVALID_ACCESS_KEY_ID|SIGNATURE_\w+)"
+)
+
+
 class PipelineError(Exception):
     """One line that says what is wrong and what to do."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(" ".join(_COLOUR.sub("", message).split()))
 
 
 class Unavailable(PipelineError):
     """The cause may pass by itself, as brokers that are down do. A later attempt can succeed."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether an object store refused access or has no such place. Libraries say so only in their texts."""
+    return _REFUSAL.search(str(error)) is not None
+
+
+def store_failure(error: BaseException) -> type[PipelineError]:
+    """Return the kind of error that a failed access to an object store is: a refusal does not pass by itself."""
+    return PipelineError if is_refusal(error) else Unavailable
 
 
 def failure_of(error: BaseException) -> PipelineError | None:

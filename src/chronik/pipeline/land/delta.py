@@ -40,7 +40,8 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-from chronik.pipeline.errors import PipelineError, Unavailable
+from chronik.pipeline.errors import PipelineError, store_failure
+from chronik.pipeline.land.delta_log import live_paths
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
 from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA
 from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, STAGED, NewFile, remove_paths
@@ -148,7 +149,10 @@ class LandingTable:
         return self._table.version()
 
     def refresh(self) -> None:
-        self._table.update_incremental()
+        try:
+            self._table.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise store_failure(error)(f"cannot read the table {self.uri}: {error}") from None
 
     def more_columns(self) -> list[Any]:
         """Return the columns beside the record's own, as Arrow fields."""
@@ -244,6 +248,7 @@ class LandingTable:
         ranges = {str(partition): span for partition, span in sorted(spans.items())}
         info: dict[str, Any] = {"query": query, "batch": batch, "snapshot": self.version, "offsets": ranges}
         info["bytes"] = sum(file.size_bytes for file in files)
+        before = self.version
         changed = self._changed_schema()
         changes, schema = changed is not None, changed or self._table.schema()
         try:
@@ -256,15 +261,20 @@ class LandingTable:
                 commit_properties=CommitProperties(custom_metadata={"chronik": info}, app_transactions=applications),
             )
         except CommitFailedError as error:
-            raise Conflict(str(error)) from None
+            self.refresh()
+            if not self._has(files):
+                raise Conflict(str(error)) from None
         except (DeltaError, OSError) as error:
-            kind = Unavailable if is_remote(self.uri) else PipelineError
+            kind = store_failure(error) if is_remote(self.uri) else PipelineError
             remedy = "fix that and start again: no record lands twice"
             raise kind(f"cannot commit to the table {self.uri}: {error}; {remedy}") from None
-        before = self.version
         self.refresh()
         if self._checked == before and self.version == before + 1:
             self._checked = self.version  # our own commit restores nothing
+
+    def _has(self, files: Sequence[NewFile]) -> bool:
+        """Return whether a commit that was refused took place: a store's client may have met its own first request."""
+        return bool(files) and live_paths(self._table).issuperset(file.path for file in files)
 
 
 @dataclass(frozen=True, slots=True)

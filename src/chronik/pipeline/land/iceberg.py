@@ -17,14 +17,14 @@ The table is divided by the day of `timestamp`. Executors write the files as for
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from chronik.pipeline.catalog import NAMESPACE, guarded
-from chronik.pipeline.errors import PipelineError, Unavailable
+from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.delta import TOPIC, TOPIC_ID, Conflict
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
 from chronik.pipeline.land.schema import DATE, RECORD_SCHEMA
@@ -146,8 +146,6 @@ class IcebergTable:
 
     def commit(self, query: str, batch: int, files: Sequence[NewFile]) -> None:
         """Commit all files and the state atomically. Raises Conflict."""
-        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-
         spans = widened({}, ((partition, *span) for file in files for partition, span in file.offsets.items()))
         queries = {name: last for name, last in self._state.queries.items() if name != query}
         queries = dict([*queries.items(), (query, batch)][-QUERIES_MAX:])
@@ -180,30 +178,28 @@ class IcebergTable:
                 for data_file in found:
                     append.append_data_file(data_file)
             transaction.set_properties(properties)
-            transaction.commit_transaction()
+            commit_snapshot(self._table, transaction, append)
 
-        try:
-            guarded(lambda: _keep(committed, (CommitFailedException, CommitStateUnknownException)), "commit")
-        except _Kept as kept:
-            if isinstance(kept.error, CommitStateUnknownException):
-                raise Unavailable(f"cannot tell whether {self.uri} was changed: {kept.error}; it is checked") from None
-            raise Conflict(str(kept.error)) from None
+        guarded(committed, f"cannot commit to the table {self.uri}")
         self._read_state()
 
 
-class _Kept(PipelineError):
-    """An error that the caller of `guarded` handles itself."""
+def commit_snapshot(table: Any, transaction: Any, producer: Any) -> None:
+    """Commit a transaction with one new snapshot. Raises Conflict if the table shows that it was not committed.
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+    A proxy may repeat a request that was applied, and the catalog refuses the second one. pyiceberg would remove the
+    manifests of a refused commit at once, even if the table has the snapshot. So they are removed here.
+    """
+    from pyiceberg.exceptions import CommitFailedException
 
-
-def _keep(call: Callable[[], None], kinds: tuple[type[Exception], ...]) -> None:
+    transaction._snapshot_producers.clear()
     try:
-        call()
-    except kinds as error:
-        raise _Kept(error) from error
+        transaction.commit_transaction()
+    except CommitFailedException as error:
+        table.refresh()
+        if table.metadata.snapshot_by_id(producer.snapshot_id) is None:
+            producer._clean_all_uncommitted()
+            raise Conflict(str(error)) from None
 
 
 def _create(catalog: Any, name: tuple[str, str], fields: Any, location: str, marks: dict[str, str]) -> Any:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from threading import Event, Lock, Thread
@@ -28,7 +27,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land.delta_log import is_plain, local_path, put_entry, uses_lock
+from chronik.pipeline.land.delta_log import is_plain, local_path, put_entry, remove_unused, uses_lock
 from chronik.pipeline.land.hidden_files import remove_hidden
 from chronik.pipeline.land.schema import DATE
 from chronik.pipeline.land.task import NO_DATE, NewFile, OpenFile
@@ -184,14 +183,13 @@ def _merge(table: DeltaTable, merge: Merge, name: str, now_ms: int) -> NewFile |
         if batch.num_rows:
             written.add(batch)
     file = written.close()
-    if _commit(table, merge, file, now_ms):
+    if _commit(table, merge, file, name, now_ms):
         return file
-    with suppress(OSError):
-        files.store.delete_file(files.full(path))
+    remove_unused(table, [path])
     return None
 
 
-def _commit(table: DeltaTable, merge: Merge, file: NewFile, now_ms: int) -> bool:
+def _commit(table: DeltaTable, merge: Merge, file: NewFile, name: str, now_ms: int) -> bool:
     """Add one entry to the table's log, unless a commit since the table's snapshot makes it invalid."""
     own = {"rewritten": file.size_bytes, "files": len(merge.files)}
     values = {DATE: merge.date}
@@ -202,10 +200,10 @@ def _commit(table: DeltaTable, merge: Merge, file: NewFile, now_ms: int) -> bool
         {"path": old.path, "size": old.size_bytes, "deletionTimestamp": now_ms, "extendedFileMetadata": True, **shared}
         for old in merge.files
     ]
-    actions = [{"commitInfo": info}, {"add": add}, *({"remove": remove} for remove in removes)]
+    actions = [{"add": add}, *({"remove": remove} for remove in removes)]
     taken = {old.path for old in merge.files}
     for version in range(table.version() + 1, table.version() + 1 + COMMIT_TRIES):
-        other = put_entry(table, version, actions)
+        other = put_entry(table, version, info, actions, name)
         if other is None:
             return True
         if _invalidates(other, taken):

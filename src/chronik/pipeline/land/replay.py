@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from chronik.pipeline.deleted import DeletedKeys
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.delta import TOPIC, TOPIC_ID, Conflict, LandingTable
-from chronik.pipeline.land.delta_log import is_plain, put_entry, uses_lock
+from chronik.pipeline.land.delta_log import is_plain, put_entry, remove_unused, uses_lock
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
 from chronik.pipeline.land.schema import DATE, REASON, RECORD_COLUMNS, RECORD_SCHEMA, dead_letter_schema, table_schema
 from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, NewFile, WriteTask, remove_paths
@@ -181,7 +181,7 @@ class Replay:
             # The rows' files were in an attempt to commit, so a vacuum removes them.
             remove_paths(self._dead_uri, [file.path for file in dead])
             raise
-        self._replace(group, dead)
+        self._replace(group, dead, name)
         return done
 
     def _firsts(self, group: Sequence[_DeadFile]) -> dict[int, int]:
@@ -235,10 +235,10 @@ class Replay:
                 if len(places) < PLACES_MAX:
                     places.append(f"partition {row['partition']}, offset {row['offset']}")
 
-    def _replace(self, group: Sequence[_DeadFile], dead: Sequence[NewFile]) -> None:
+    def _replace(self, group: Sequence[_DeadFile], dead: Sequence[NewFile], name: str) -> None:
         """Replace the group's files by those with what still fails. Raises _Taken."""
         info = {"timestamp": self._now_ms, "operation": "DELETE", "operationParameters": {"predicate": '["replayed"]'}}
-        actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
+        actions: list[Mapping[str, Any]] = []
         for new in dead:
             shared = {"partitionValues": {DATE: new.date}, "dataChange": True}
             add = {"path": new.path, "size": new.size_bytes, "modificationTime": self._now_ms, "stats": new.stats}
@@ -249,12 +249,12 @@ class Replay:
             actions.append({"remove": {**remove, "extendedFileMetadata": True, **shared}})
         taken = {old.path for old in group}
         for version in range(self._dead.version() + 1, self._dead.version() + 1 + COMMIT_TRIES):
-            other = put_entry(self._dead, version, [dict(action) for action in actions])
+            other = put_entry(self._dead, version, info, actions, name)
             if other is None:
                 self._dead.update_incremental()
                 return
             if _invalidates(other, taken):
-                remove_paths(self._dead_uri, [file.path for file in dead])
+                remove_unused(self._dead, [file.path for file in dead])
                 raise _Taken
         raise PipelineError(f"other jobs commit to {self._dead_uri} at the same time: start the replay again")
 

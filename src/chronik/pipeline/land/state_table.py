@@ -26,7 +26,7 @@ import pyarrow as pa
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.current_state import BUCKET, ORDERED_AT, TIME
 from chronik.pipeline.land.delta import MODE, BatchLander, Conflict, Landable, LandedBatch, LandingTable
-from chronik.pipeline.land.delta_log import is_plain, put_entry, uses_lock
+from chronik.pipeline.land.delta_log import is_plain, put_entry, remove_unused, uses_lock
 from chronik.pipeline.land.hidden_files import deleted_path, deleted_transaction
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
 from chronik.pipeline.land.schema import RECORD_SCHEMA, table_schema
@@ -148,12 +148,14 @@ class StateTable(LandingTable):
         batch: int,
         ranges: Mapping[int, tuple[int, int]],
         newest_us: Mapping[int, int],
+        staged_bytes: int,
         jobs: Sequence[BucketJob],
         merged: Sequence[MergedBucket],
         number: int,
+        attempt: str,
         now_ms: int,
     ) -> None:
-        """Commit as the version after the snapshot. Raises Conflict if there is one already."""
+        """Commit as the version after the snapshot. Raises Conflict if another commit has taken it."""
         sizes = {file.path: file.size_bytes for job in jobs for file in job.files}
         transactions = {f"chronik:batch:{query}": batch, "chronik:partitions": self.partitions(ranges)}
         for partition, (_, last) in ranges.items():
@@ -164,7 +166,8 @@ class StateTable(LandingTable):
         removed = [(each.bucket, path) for each in merged for path in each.removed]
         own: dict[str, Any] = {"query": query, "batch": batch, "snapshot": self.version}
         own["offsets"] = {str(partition): span for partition, span in sorted(ranges.items())}
-        own["bytes"] = sum(file.size_bytes for _, file in added)
+        # What has landed are the changes. The files of the buckets have them once more, with rows that are older.
+        own["bytes"], own["rewritten"] = staged_bytes, sum(file.size_bytes for _, file in added)
         counts = {
             "inserted": sum(each.rows_inserted for each in merged),
             "updated": sum(each.rows_updated for each in merged),
@@ -172,7 +175,7 @@ class StateTable(LandingTable):
         }
         info = {"timestamp": now_ms, "operation": "MERGE", "operationParameters": {}, "chronik": {**own, **counts}}
         changed = self._changed_schema()
-        actions: list[dict[str, Any]] = [{"commitInfo": info}]
+        actions: list[dict[str, Any]] = []
         if changed is not None:
             actions.append({"metaData": self._metadata(changed.to_json())})
         actions += [
@@ -203,7 +206,8 @@ class StateTable(LandingTable):
             }
             for bucket, file in added
         ]
-        if put_entry(self._table, self.version + 1, actions) is not None:
+        if put_entry(self._table, self.version + 1, info, actions, attempt) is not None:
+            remove_unused(self._table, [file.path for _, file in added])
             raise Conflict("another commit was faster")
         self.refresh()
 
@@ -255,6 +259,7 @@ class StateLander(BatchLander):
                 newest[partition] = max(at, newest.get(partition, at))
         newest = self._state.newest_us(newest)
         jobs = self._state.plan(staged)
+        staged_bytes = sum(file.size_bytes for file in staged)
         columns, key = self._state.file_schema(), self._key()
         tasks = _divided(jobs, self._parallel)
         task = MergeTask(
@@ -268,15 +273,14 @@ class StateLander(BatchLander):
         )
         try:
             merged = self._merge(task) if jobs else []
-            try:
-                self._state.commit_merge(query, batch, ranges, newest, jobs, merged, number, self._wall_ms())
-            except Conflict:
-                self._remove([file for each in merged for file in each.added])
-                raise
+            self._state.commit_merge(
+                query, batch, ranges, newest, staged_bytes, jobs, merged, number, name, self._wall_ms()
+            )
         finally:
             self._remove(staged)
         rows = sum(each.rows_inserted + each.rows_updated + each.rows_deleted for each in merged)
-        return LandedBatch(rows, sum(file.rows for file in dead))
+        size_bytes = staged_bytes + sum(file.size_bytes for file in dead)
+        return LandedBatch(rows, sum(file.rows for file in dead), size_bytes)
 
     def _key(self) -> tuple[str, ...]:
         return tuple(name for name in (self._state._properties.get(KEY) or "").split(",") if name)

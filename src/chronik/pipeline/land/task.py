@@ -25,7 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from chronik.pipeline.deleted import DeletedKeys
-from chronik.pipeline.errors import PipelineError, Unavailable, task_errors
+from chronik.pipeline.errors import PipelineError, is_refusal, store_failure, task_errors
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
 from chronik.pipeline.land.schema import DATE, REASON, RECORD_SCHEMA, JsonColumns, dead_letter_schema, table_schema
 from chronik.pipeline.source.columns import CALENDAR_US_MAX, CALENDAR_US_MIN
@@ -316,9 +316,10 @@ class OpenFile:
             yield
         except OSError as error:
             reason = error.strerror or str(error)
-            kind = Unavailable if is_remote(self._uri) else PipelineError
+            kind = store_failure(error) if is_remote(self._uri) else PipelineError
             place = f"{self._uri}/{self._path}" if is_remote(self._uri) else self._full_path
-            remedy = "make room or choose another --to, then start again"
+            way = "allow access" if is_refusal(error) else "make room"
+            remedy = f"{way} or choose another --to, then start again"
             raise kind(f"cannot write {place}: {reason}; {remedy}") from None
 
 

@@ -23,7 +23,7 @@ import msgspec
 from chronik.client.properties import Target
 from chronik.pipeline.catalog import NAMESPACE, open_catalog
 from chronik.pipeline.deleted import DeletedList
-from chronik.pipeline.errors import PipelineError, Unavailable, failure_of, reason_of
+from chronik.pipeline.errors import PipelineError, Unavailable, failure_of, reason_of, store_failure
 from chronik.pipeline.land.backfill import Range, range_options
 from chronik.pipeline.land.delta import BatchLander, Landable, LandedBatch, LandingTable
 from chronik.pipeline.land.landed_offsets import LandedOffsets
@@ -382,7 +382,9 @@ class TopicLanding:
 
             namespace = settings.options.catalog.get("namespace", NAMESPACE)
             name = (namespace, uri.rpartition("/")[2])
-            return maintain_iceberg(self._catalog(), name, token, settings.wall_ms(), expire=vacuum, keep_d=keep[1])
+            return maintain_iceberg(
+                self._catalog(), name, token, settings.wall_ms(), expire=vacuum, keep_files_h=keep[0], keep_d=keep[1]
+            )
         return maintain(uri, token, settings.wall_ms(), vacuum=vacuum, keep_files_h=keep[0], keep_log_d=keep[1])
 
     def _take_progress(self) -> None:
@@ -406,5 +408,5 @@ def _one_line(topic: str, error: Exception) -> PipelineError:
     if "No space left on device" in str(error):
         remedy = "free some space and start again, nothing is lost"
         return PipelineError(f"landing {topic} stopped: no space left on device; {remedy}")
-    # A fault of Spark, such as a lost worker. Its next attempt may succeed.
-    return Unavailable(f"landing {topic} stopped: {reason_of(error)[:300]}")
+    # Unless a store has refused something, a fault of Spark, such as a lost worker. Its next attempt may succeed.
+    return store_failure(error)(f"landing {topic} stopped: {reason_of(error)[:300]}")

@@ -15,7 +15,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import msgspec
-import pyarrow as pa
+import pyarrow.parquet as pq
 
 from chronik.client.pipelines import AuditState
 from chronik.client.properties import Target
@@ -23,7 +23,9 @@ from chronik.client.topics import EARLIEST
 from chronik.observe.logging import Logger
 from chronik.pipeline.audit.job import AuditRequest, prepare, run
 from chronik.pipeline.audit.result import AuditResult
-from chronik.pipeline.errors import PipelineError, failure_line, reason_of
+from chronik.pipeline.audit.table import find_tables
+from chronik.pipeline.errors import PipelineError, failure_line, reason_of, task_errors
+from chronik.pipeline.land.landed_offsets import first_and_last
 from chronik.pipeline.service.job import REASON_CHARACTERS_MAX, Clocks, Job
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.storage import TableFiles, is_remote
@@ -120,7 +122,9 @@ class Audits:
     def _audited(self, each: AuditedTopic) -> AuditState:
         landed = dict(each.job.landed_ends)
         if each.verified is None:
-            each.verified = self._kept(each) or ({} if each.is_whole else lowest_landed(each.table))
+            each.verified = self._kept(each) or (
+                {} if each.is_whole else lowest_landed(each.table, each.topic, each.catalog)
+            )
         with BlockingCluster(self._target) as cluster:
             starts = cluster.offsets([(each.topic, partition) for partition in landed], EARLIEST)
         begins = {number: max(each.verified.get(number, 0), starts[each.topic, number]) for number in landed}
@@ -175,19 +179,19 @@ class Audits:
             raise PipelineError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def lowest_landed(table: str) -> dict[int, int]:
+def lowest_landed(table: str, topic: str, catalog: Mapping[str, str]) -> dict[int, int]:
     """Return the lowest offset of each partition in a table, where a landing began that did not land the whole log."""
-    from deltalake import DeltaTable
-
     lowest: dict[int, int] = {}
-    for name in (table, f"{table}_dead_letters"):
-        if DeltaTable.is_deltatable(name):
-            rows = DeltaTable(name).to_pyarrow_dataset().scanner(columns=["partition", "offset"])
-            for batch in rows.to_batches():
-                found = pa.Table.from_batches([batch]).group_by("partition").aggregate([("offset", "min")])
-                for row in found.to_pylist():
-                    number, offset = row["partition"], row["offset_min"]
-                    lowest[number] = min(offset, lowest.get(number, offset))
+    for each in find_tables(table, topic, catalog):
+        files = TableFiles(each.name)
+        for file in each.files:
+            with (
+                task_errors(f"reading {file.path} of the table {each.name}"),
+                files.store.open_input_file(files.full(file.path)) as opened,
+            ):
+                for batch in pq.ParquetFile(opened).iter_batches(columns=["partition", "offset"]):
+                    for number, first, _ in first_and_last(batch):
+                        lowest[number] = min(first, lowest.get(number, first))
     return lowest
 
 
