@@ -91,6 +91,22 @@ def test_status_has_the_fields_that_scripts_rely_on(shell: Shell) -> None:
     assert "1 (controller)" in shown.out and "under-replicated: 0" in shown.out
 
 
+def test_status_groups_nodes_by_rack(shell: Shell) -> None:
+    cluster = LocalCluster(str(shell.folder))
+    cluster.create(3, free_port(3))
+    for node, rack in zip(cluster.nodes, ("machine-b", "machine-a", "machine-b"), strict=True):
+        node.change({"rack": rack})
+    cluster.launch(1)
+    try:
+        nodes = shell.run("status", "--json").json()["nodes"]
+        assert [(node["id"], node["rack"]) for node in nodes] == [(1, "machine-b"), (2, "machine-a"), (3, "machine-b")]
+        shown = shell.run("status").out
+        assert shown.index("machine-a") < shown.index("machine-b")
+        assert [line.split()[0] for line in shown.splitlines() if "machine-" in line] == ["2", "1", "3"]
+    finally:
+        cluster.kill(1)
+
+
 def test_commands_stop_start_kill_pause_and_resume_one_node(shell: Shell) -> None:
     shell.up()
     first = shell.node()["pid"]

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from chronik.node.config import ExposedListener, NodeConfig, load
+from chronik.node.process_config import process_config
 from chronik.pipeline.service.settings import parse
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -150,6 +151,22 @@ def test_commands_of_the_units_exist() -> None:
         for word in words:
             found = getattr(found, "commands", {}).get(word, found)
         assert found.name == {"start": "start", "pipeline": "run"}[words[0]]
+
+
+def test_the_file_of_a_machine_in_the_documents_starts_protected_nodes(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (DEPLOY.parent / "docs" / "deploy.md").read_text(), re.DOTALL)
+    file = tmp_path / "node.toml"
+    file.write_text(example)
+    machine = load(str(file), {}, {})
+    nodes = [process_config(machine, number, "machine") for number in range(machine.processes)]
+    assert [node.node_id for node in nodes] == [1, 2, 3, 4]
+    assert [str(node.http_endpoint) for node in nodes] == [f"127.0.0.1:{port}" for port in (6092, 6093, 6094, 6095)]
+    for node in nodes:
+        assert list[ExposedListener](node.exposed_listeners()) == [] == node.warnings()
+        assert [peer.id for peer in node.peers] == [1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]
+    unit = (DEPLOY / "systemd" / "chronik.service").read_text()
+    assert "--config /etc/chronik/node.toml" in unit
+    assert machine.data_dir == "/var/lib/chronik"  # the unit's StateDirectory
 
 
 def test_the_example_file_in_the_documents_is_valid() -> None:

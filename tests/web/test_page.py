@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kafka import KafkaConsumer
 from tests.clients.drivers.confluent import ConfluentMember
 from tests.clients.drivers.share import ConfluentShares, Delivered
+from tests.cluster.support_cluster import Nodes
 from tests.node.support_wire import WireClient
 from tests.node.test_telemetry import alter, get, push
 from tests.support.browser import Expect, OpenPage
@@ -48,6 +51,24 @@ def test_the_page_shows_the_cluster_and_new_records_at_once(
     row.locator("summary").click()
     expect(row.locator("pre").nth(1)).to_have_text('{\n  "order": 12345678901234567890,\n  "items": []\n}')
     expect(row).to_contain_text("source")
+
+
+@pytest.fixture
+def nodes_in_racks(tmp_path: Path) -> Iterator[Nodes]:
+    with Nodes(tmp_path / "cluster") as nodes:
+        for node, rack in zip(nodes, ("machine-b", "machine-a", "machine-b"), strict=True):
+            node.change({"rack": rack})
+        nodes.start_all()
+        yield nodes
+
+
+def test_the_page_groups_nodes_by_rack(nodes_in_racks: Nodes, open_page: OpenPage, expect: Expect) -> None:
+    page = open_page(nodes_in_racks.nodes[0].http)
+    rows = page.get_by_role("region", name="Nodes").locator("tbody tr")
+    expect(rows).to_have_count(5)
+    keys = [row.get_attribute("data-key") for row in rows.all()]
+    assert keys == ["group-Rack machine-a", "node-2", "group-Rack machine-b", "node-1", "node-3"]
+    expect(rows.nth(0)).to_have_text("Rack machine-a")
 
 
 def test_the_page_shows_a_script_as_text_and_bytes_as_hex(

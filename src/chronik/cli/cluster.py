@@ -87,7 +87,7 @@ def _print_addresses(cluster: LocalCluster) -> None:
 
 @app.command()
 def status(as_json: AsJson = False, folder: Folder = DEFAULT_FOLDER) -> None:
-    """Show nodes, controller, leaders, ISR and under-replicated partitions."""
+    """Show nodes (by rack, if they have racks), controller, leaders, ISR and under-replicated partitions."""
     status = _status_of(_existing(folder))
     if as_json:
         print_json(status)
@@ -121,6 +121,7 @@ def _node(node: LocalNode, own: dict[str, Any] | None, known: dict[str, Any]) ->
         "http": str(node.http),
         "pid": node.process.pid,
         "folder": node.folder,
+        "rack": known.get("rack", node.config.rack),
         **{name: known.get(name) for name in ("leaders", "replicas", "in_sync")},
     }
 
@@ -144,11 +145,15 @@ def _node_state(node: LocalNode, own: dict[str, Any] | None, known: dict[str, An
 
 
 def _print_status(status: dict[str, Any]) -> None:
-    columns = ("id", "state", "kafka", "http", "pid", "leaders", "replicas", "in_sync")
+    columns = ["id", "state", "kafka", "http", "pid", "leaders", "replicas", "in_sync"]
+    nodes = status["nodes"]
+    if any(node["rack"] for node in nodes):
+        columns.insert(1, "rack")
+        nodes = sorted(nodes, key=lambda node: (node["rack"] or "", node["id"]))
     rows = [
         [f"{node['id']} (controller)" if node["id"] == status["controller"] else node["id"]]
         + [node[column] for column in columns[1:]]
-        for node in status["nodes"]
+        for node in nodes
     ]
     print_table("", columns, rows, ("pid", "leaders", "replicas", "in_sync"))
     for node in status["nodes"]:

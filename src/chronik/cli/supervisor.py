@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PROCESS_FLAG = "--process"
 BACKOFF_S_MIN, BACKOFF_S_MAX = 1.0, 30.0
 STEADY_S = 60.0
-"""A node that ran this long is restarted without a delay the next time."""
+"""After a node that ran this long, the delay begins again at its minimum."""
 CORES_PER_PROCESS_MIN = 2
 """With fewer, nodes are not bound to cores: a sync in a thread would wait for the event loop on the only core."""
 PR_SET_PDEATHSIG = 1

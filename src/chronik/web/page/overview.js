@@ -78,7 +78,10 @@ function nodePanel(cluster) {
     { title: "Replicas", number: true, cell: (node) => count(node.replicas) },
     { title: "In sync", number: true, cell: (node) => h("span", { class: node.in_sync < node.replicas ? "warn" : "" }, count(node.in_sync)) },
   ];
-  return panel("Nodes", { aside: h("span", { class: "muted" }, `cluster ${cluster.cluster_id}`) }, table("Nodes of the cluster", columns, cluster.nodes, (node) => `node-${node.id}`));
+  // The nodes of a machine have one rack.
+  const lines = [...cluster.nodes].sort((a, b) => (a.rack ?? "").localeCompare(b.rack ?? "") || a.id - b.id);
+  const group = ({ rack }) => (rack === null ? null : `Rack ${rack}`);
+  return panel("Nodes", { aside: h("span", { class: "muted" }, `cluster ${cluster.cluster_id}`) }, table("Nodes of the cluster", columns, lines, (node) => `node-${node.id}`, group));
 }
 
 const DAMAGE = { waiting: ["bad", "not healed"], fetching: ["warn", "fetching again"], healed: ["ok", "healed"] };

@@ -17,16 +17,24 @@ export const figure = (title, value, tone = "", plot = null) =>
 export const groupState = ({ state }) => badge(state === "Stable" ? "ok" : state === "Empty" ? "" : "warn", state);
 
 // A table whose rows become cards on a phone. Columns: {title, number, class, cell: (row) => node}; `key` names a row.
-export function table(caption, columns, rows, key) {
+// `group` names the group of a row, whose rows get a heading; rows of a group are adjacent.
+export function table(caption, columns, rows, key, group = () => null) {
   const shape = (column) => [column.number && "number", column.class].filter(Boolean).join(" ") || null;
+  const heading = (row, at) => {
+    const name = group(row);
+    if (name === null || (at && group(rows[at - 1]) === name)) return null;
+    return h("tr", { class: "group", "data-key": `group-${name}` }, h("th", { scope: "colgroup", colspan: columns.length }, name));
+  };
   return h("div", { class: "scroll" },
     h("table", null,
       h("caption", null, caption),
       h("thead", null, h("tr", null, columns.map((column) => h("th", { scope: "col", class: shape(column) }, column.title)))),
       h("tbody", null,
-        rows.map((row) =>
+        rows.map((row, number) => [
+          heading(row, number),
           h("tr", { "data-key": key(row) },
-            columns.map((column, at) => h(at ? "td" : "th", { scope: at ? null : "row", class: shape(column), "data-label": column.title }, column.cell(row))))))));
+            columns.map((column, at) => h(at ? "td" : "th", { scope: at ? null : "row", class: shape(column), "data-label": column.title }, column.cell(row)))),
+        ]))));
 }
 
 export const nodes = (replicas, isr, leader) =>
