@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any, cast
 
-from bench.moonshot import NODES, ROUND_OF_FAULTS, Driver, Faults, TemporaryCluster
+from bench.moonshot import NODES, ROUND_OF_FAULTS, Driver, Faults
+from chronik.local.temporary_cluster import TemporaryCluster
 
 
 class Victims:
