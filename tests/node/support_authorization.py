@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from tests.node.cluster_harness import LocalNodes, until
 
@@ -34,10 +34,10 @@ ADMIN, ALICE, EVE = "User:admin", "User:alice", "User:eve"
 ENABLED = Authorization(enabled=True, super_users=(ADMIN,))
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 TRANSACTIONAL_ID = ResourceType.TRANSACTIONAL_ID
-ORDERS, READERS, PAYMENTS = "orders", "readers", "payments"
-"""The topic, the group and the transactional id that exist."""
+ORDERS, READERS, SHARERS, PAYMENTS = "orders", "readers", "sharers", "payments"
+"""The topic, the group, the share group and the transactional id that exist."""
 ABSENT = "absent"
-"""The name of a topic, a group and a transactional id that do not exist."""
+"""The name of a topic, a group, a share group and a transactional id that do not exist."""
 REFUSALS = {
     TOPIC: ErrorCode.topic_authorization_failed,
     GROUP: ErrorCode.group_authorization_failed,
@@ -78,6 +78,19 @@ async def ask(client: Connection, key: ApiKey, version: int, values: dict[str, A
     return read_response(key, version, bytes(body))
 
 
+async def ask_case(client: Connection, key: ApiKey, case: Case, names: Names) -> Any:
+    if case.before is not None:
+        earlier, values = case.before
+        await ask(client, earlier, names.version, values(names))
+    return await ask(client, key, names.version, case.values(names))
+
+
+def joins(names: Names, epoch: int) -> dict[str, Any]:
+    """Return the values of a ShareGroupHeartbeat; its member leaves with epoch -1."""
+    member = {"group_id": names.share_group, "member_id": "only-member", "member_epoch": epoch}
+    return {**member, "subscribed_topic_names": [ABSENT]}
+
+
 async def set_acls(broker: Broker, acls: Sequence[AclBinding]) -> None:
     """Make these the only ACLs of the cluster. The broker must be the controller."""
     before = tuple(broker.image.acls)
@@ -115,6 +128,7 @@ class Names:
     version: int
     topic: str = ORDERS
     group: str = READERS
+    share_group: str = SHARERS
     transactional_id: str = PAYMENTS
     topic_id: UUID | None = None
 
@@ -145,6 +159,8 @@ class Case:
     """Rights that only add to the response."""
     silent_below: int = 0
     """Below this version the response has no field for the error: it is empty instead, as in Kafka."""
+    before: tuple[ApiKey, Callable[[Names], dict[str, Any]]] | None = None
+    """A request of the same connection that comes first, in the same version."""
 
 
 def needs(*acls: AclBinding) -> Rights:
@@ -170,6 +186,24 @@ def _fetch(names: Names, replica_id: int = -1) -> dict[str, Any]:
     topic = {"topic": names.topic, "topic_id": names.topic_id, "partitions": [partition]}
     session = {"session_id": 0, "session_epoch": -1, "replica_id": replica_id}
     return {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "topics": [topic], **session}
+
+
+def _share_fetch(names: Names) -> dict[str, Any]:
+    """Open a share session of a member."""
+    return {
+        "group_id": names.group,
+        "member_id": f"member-{names.version}",
+        "share_session_epoch": 0,
+        "max_bytes": 1,
+        "max_records": 1,
+        "topics": [{"topic_id": names.topic_id, "partitions": [{"partition_index": 0}]}],
+    }
+
+
+_ACKNOWLEDGED = {
+    "partition_index": 0,
+    "acknowledgement_batches": [{"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}],
+}
 
 
 def _config(resource_type: int, name: str, **fields: Any) -> dict[str, Any]:
@@ -405,9 +439,8 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
     ),
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: (
         Case(
-            lambda n: {"group_id": n.group, "topics": [{"topic_name": n.topic}]},
-            needs(allow(Operation.DELETE, GROUP, READERS)),
-            also=(READ_ORDERS,),  # the group is no share group, and that error comes first
+            lambda n: {"group_id": n.share_group, "topics": [{"topic_name": n.topic}]},
+            needs(allow(Operation.DELETE, GROUP, SHARERS), READ_ORDERS),
         ),
     ),
     ApiKey.LIST_CONFIG_RESOURCES: (Case(lambda n: {"resource_types": []}, on_cluster(Operation.DESCRIBE_CONFIGS)),),
@@ -655,24 +688,18 @@ CASES: dict[ApiKey, tuple[Case, ...]] = {
         Case(lambda n: {"cluster_id": None, "timeout": 1_000, "voter_id": 9}, on_cluster(Operation.ALTER)),
     ),
     ApiKey.REMOVE_RAFT_VOTER: (Case(lambda n: {"cluster_id": None, "voter_id": 9}, on_cluster(Operation.ALTER)),),
-    ApiKey.SHARE_FETCH: (
+    ApiKey.SHARE_FETCH: (Case(_share_fetch, needs(READ_READERS, READ_ORDERS), by_id_from=1),),
+    ApiKey.SHARE_ACKNOWLEDGE: (
         Case(
             lambda n: {
                 "group_id": n.group,
                 "member_id": f"member-{n.version}",
-                "share_session_epoch": 0,
-                "max_bytes": 1,
-                "max_records": 1,
-                "topics": [{"topic_id": n.topic_id, "partitions": [{"partition_index": 0}]}],
+                "share_session_epoch": 1,
+                "topics": [{"topic_id": n.topic_id, "partitions": [_ACKNOWLEDGED]}],
             },
             needs(READ_READERS, READ_ORDERS),
             by_id_from=1,
-        ),
-    ),
-    ApiKey.SHARE_ACKNOWLEDGE: (
-        Case(
-            lambda n: {"group_id": n.group, "member_id": "x", "share_session_epoch": 1, "topics": []},
-            needs(READ_READERS),
+            before=(ApiKey.SHARE_FETCH, _share_fetch),
         ),
     ),
     **{
@@ -714,6 +741,22 @@ WITHOUT_RIGHTS = {
     ApiKey.PUSH_TELEMETRY,
 }
 """The first two come before a client has rights, and are errors on this listener, which does not use SASL."""
+
+TELEMETRY: dict[ApiKey, tuple[Case, ...]] = {
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: (Case(lambda n: {"client_instance_id": uuid4()}),),
+    ApiKey.PUSH_TELEMETRY: (
+        Case(
+            lambda n: {
+                "client_instance_id": uuid4(),
+                "subscription_id": 1,
+                "terminating": False,
+                "compression_type": 0,
+                "metrics": b"",
+            }
+        ),
+    ),
+}
+"""Requests that need no right. Their other errors depend on what the client sent before."""
 
 LAST = (ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS)
 """They remove what other requests need."""

@@ -28,6 +28,8 @@ from tests.node.support_authorization import (
     READ_ORDERS,
     READERS,
     REFUSALS,
+    SHARERS,
+    TELEMETRY,
     TOPIC,
     TRANSACTIONAL_ID,
     WITHOUT_RIGHTS,
@@ -37,6 +39,8 @@ from tests.node.support_authorization import (
     Names,
     allow,
     ask,
+    ask_case,
+    joins,
     login,
     set_acls,
 )
@@ -79,6 +83,8 @@ async def make_resources(admin: Connection) -> None:
     commit = {"partition_index": 0, "committed_offset": 0, "committed_leader_epoch": -1}
     values: dict[str, Any] = {"group_id": READERS, "topics": [{"name": ORDERS, "partitions": [commit]}]}
     await ask(admin, ApiKey.FIND_COORDINATOR, 2, {"key": READERS})
+    for epoch in (0, -1):
+        assert not errors_of(await ask(admin, ApiKey.SHARE_GROUP_HEARTBEAT, 1, joins(Names(1), epoch)))
     committed = await ask(admin, ApiKey.OFFSET_COMMIT, 8, {**values, "generation_id_or_member_epoch": -1})
     assert not errors_of(committed)
     values = {"transactional_id": PAYMENTS, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
@@ -107,6 +113,7 @@ def cases() -> Iterator[tuple[ApiKey, Case, int]]:
 def test_every_api_has_rights_and_a_request_that_tests_them() -> None:
     assert {api.key for api in APIS} <= set(RIGHTS)
     assert {api.key for api in APIS} == set(CASES) | WITHOUT_RIGHTS
+    assert set(TELEMETRY) < WITHOUT_RIGHTS
     assert not any(RIGHTS[key] for key in WITHOUT_RIGHTS)
 
 
@@ -114,12 +121,11 @@ async def test_requests_without_a_right_are_refused_in_every_version(tmp_path: P
     async with world(tmp_path) as scene:
         topics, broker = set(scene.broker.image.topics), scene.broker
         for key, case, version in cases():
-            values = case.values(scene.names(version, case))
             expected = {case.rights[0][1]} if case.rights and case.listed is None else set()
             if version < case.silent_below:
                 expected = set()
             for principal, client in (("eve", scene.eve), ("anonymous", scene.anonymous)):
-                response = await ask(client, key, version, values)
+                response = await ask_case(client, key, case, scene.names(version, case))
                 assert errors_of(response) == expected, (principal, key.name, version, response)
                 assert case.listed is None or case.listed not in repr(response), (key.name, version)
                 assert "secret" not in repr(response)
@@ -134,17 +140,17 @@ async def test_each_right_of_a_request_is_needed_and_all_together_suffice(tmp_pa
     async with world(tmp_path) as scene:
         assert not errors_of(await ask(scene.admin, ApiKey.PRODUCE, 12, CASES[ApiKey.PRODUCE][0].values(Names(12))))
         for key, case, version in cases():
-            values = case.values(scene.names(version, case))
+            names = scene.names(version, case)
             rights = [acl for acl, _ in case.rights]
             for missing, error in case.rights:
                 await set_acls(scene.broker, [acl for acl in [*rights, *case.also] if acl != missing])
-                response = await ask(scene.alice, key, version, values)
+                response = await ask_case(scene.alice, key, case, names)
                 if case.listed is not None:
                     assert case.listed not in repr(response), (key.name, version)
                 elif version >= case.silent_below:
                     assert errors_of(response) & AUTHORIZATION_ERRORS == {error}, (key.name, version, missing, response)
             await set_acls(scene.broker, [*rights, *case.also])
-            response = await ask(scene.alice, key, version, values)
+            response = await ask_case(scene.alice, key, case, names)
             if case is CASES[ApiKey.FETCH][1]:
                 # The right does not make a client a replica: only nodes are.
                 assert errors_of(response) <= {ErrorCode.cluster_authorization_failed}
@@ -161,11 +167,11 @@ async def test_a_refusal_does_not_reveal_whether_the_resource_exists(tmp_path: P
             if not case.hides_existence or version >= case.by_id_from:
                 continue  # Kafka does not regard ids as secrets.
             names = scene.names(version, case)
-            absent = replace(names, topic=ABSENT, group=ABSENT, transactional_id=ABSENT)
+            absent = replace(names, topic=ABSENT, group=ABSENT, share_group=ABSENT, transactional_id=ABSENT)
             existing = await ask(scene.eve, key, version, case.values(names))
             other = await ask(scene.eve, key, version, case.values(absent))
             shown = repr(other)
-            for name in (ORDERS, READERS, PAYMENTS):
+            for name in (ORDERS, READERS, SHARERS, PAYMENTS):
                 if name in repr(existing):
                     assert shown.replace(ABSENT, name) == repr(existing), (key.name, version)
                     break
@@ -210,6 +216,29 @@ async def test_a_waiting_fetch_is_refused_when_the_right_is_withdrawn(tmp_path: 
         response = await waiting
         assert errors_of(response) == {ErrorCode.topic_authorization_failed}
         assert b"secret" not in bytes(response.responses[0].partitions[0].records or b"")
+
+
+async def test_a_share_session_at_a_follower_does_not_name_the_leader_of_an_unreadable_topic(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, 2, default_replication_factor=1, authorization=ENABLED) as nodes:
+        brokers = await nodes.start_all()
+        controller = await until(lambda: next((each for each in brokers if each.is_controller), None))
+        rights = [allow(Operation.READ, GROUP, READERS, principal=each) for each in (ALICE, EVE)]
+        await set_acls(controller, [*rights, allow(Operation.READ, TOPIC, ORDERS, principal=ALICE)])
+        admin = await login(nodes, controller, ADMIN)
+        new = {"name": ORDERS, "num_partitions": 1, "replication_factor": 1}
+        await ask(admin, ApiKey.CREATE_TOPICS, 7, {"topics": [new], "timeout": 10_000, "validate_only": False})
+        await until(lambda: all(ORDERS in each.image.topics for each in brokers))
+        topic = controller.image.topics[ORDERS]
+        follower = next(each for each in brokers if each.node_id != topic.partitions[0].leader)
+        for principal, version, error in (
+            (EVE, 1, ErrorCode.topic_authorization_failed),
+            (ALICE, 2, ErrorCode.not_leader_or_follower),
+        ):
+            client = await login(nodes, follower, principal)
+            for key in (ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE):
+                response = await ask_case(client, key, CASES[key][0], Names(version, topic_id=topic.id))
+                assert errors_of(response) == {error}
+                assert bool(response.node_endpoints) == (principal == ALICE)
 
 
 async def test_a_request_with_several_topics_fails_only_for_the_unauthorized(tmp_path: Path) -> None:

@@ -134,6 +134,13 @@ def _kinds(partition: Any) -> Iterable[int]:
     return (kind for batch in partition.acknowledgement_batches for kind in batch.acknowledge_types)
 
 
+def require_readable(node: Services, request: Request, topic_id: UUID) -> None:
+    """Refuse a topic that the client may not read before anything else, its leader included."""
+    topic = node.host.image.names_by_id.get(topic_id)
+    if topic is not None:
+        request.access.require(Operation.READ, ResourceType.TOPIC, topic)
+
+
 async def acknowledge(node: Services, request: Request, topics: Iterable[Any]) -> dict[PartitionId, KafkaError | None]:
     """Acknowledge the records of all partitions at once; return the error of each."""
     group_id, member_id = request.message.group_id, request.message.member_id
@@ -145,8 +152,8 @@ async def acknowledge(node: Services, request: Request, topics: Iterable[Any]) -
             for batch in partition.acknowledgement_batches
         ]
         try:
-            topic, _ = node.shares.partition_of(key)
-            request.access.require(Operation.READ, ResourceType.TOPIC, topic)
+            require_readable(node, request, topic_id)
+            node.shares.partition_of(key)
             error = await node.shares.acknowledge(key, member_id, batches)
         except KafkaError as refused:
             return refused
@@ -285,11 +292,9 @@ class PendingShareFetch:
 
     async def _led(self, partition: PartitionId) -> LedShare | KafkaError:
         key = SharePartitionKey(self._session.group_id, *partition)
-        shares = self._node.shares
         try:
-            topic, _ = shares.partition_of(key)
-            self._request.access.require(Operation.READ, ResourceType.TOPIC, topic)
-            return await shares.led(key)
+            require_readable(self._node, self._request, partition[0])
+            return await self._node.shares.led(key)
         except KafkaError as error:
             return error
         except Exception:
