@@ -6,11 +6,13 @@ from itertools import permutations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.metadata.controlled_cluster import Cluster
 
 from chronik.metadata.commands import AlterConfigs, FenceBroker
-from chronik.metadata.elections import BrokerStates, plan_unclean_elections
-from chronik.metadata.image import NO_LEADER
+from chronik.metadata.elections import BrokerStates, Draft, TopicRules, is_settled, plan_unclean_elections
+from chronik.metadata.image import NO_LEADER, PartitionImage
 from chronik.wire.errors import ErrorCode
 
 
@@ -262,3 +264,28 @@ def test_a_new_controller_also_waits_until_the_old_leader_knows_it_no_longer_lea
     del cluster.applied[1]
     cluster.run(400)
     assert cluster.leader == 2
+
+
+@given(st.data())
+def test_a_partition_that_counts_as_settled_needs_no_change(data: st.DataObject) -> None:
+    replicas = tuple(data.draw(st.permutations((1, 2, 3)))[: data.draw(st.integers(1, 3))])
+
+    def some(members: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(member for member in members if data.draw(st.booleans(), label=f"has {member}"))
+
+    isr = replicas if data.draw(st.booleans(), label="all in sync") else some(replicas)
+    others = tuple(member for member in replicas if member not in isr)
+    leader = data.draw(st.sampled_from((*isr, NO_LEADER)))
+    image = PartitionImage(
+        0, leader, 5, replicas, isr, eligible=some(others), adding=some(others), removing=some(replicas[1:])
+    )
+    image = msgspec.structs.replace(image, unproven=() if leader != NO_LEADER else some(others))
+    serving = (1, 2, 3) if data.draw(st.booleans(), label="all serve") else some((1, 2, 3))
+    staying = serving if data.draw(st.booleans(), label="all stay") else some(serving)
+    can_lead = staying if data.draw(st.booleans(), label="all can lead") else some(staying)
+    brokers = BrokerStates(*map(frozenset, (serving, staying, can_lead, some(serving))))
+    if is_settled(image, brokers):
+        draft = Draft(image)
+        draft.settle(brokers, TopicRules(data.draw(st.sampled_from((None, 1, 2, 3))), data.draw(st.booleans())))
+        assert draft.change() is None
+        assert not (draft.is_waiting or draft.needs_recovery) and draft.hand_over_to is None

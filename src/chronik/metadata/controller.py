@@ -41,7 +41,7 @@ from chronik.metadata.commands import (
     ShutDownBroker,
     UnfenceBroker,
 )
-from chronik.metadata.elections import BrokerStates, Draft, TopicRules
+from chronik.metadata.elections import BrokerStates, Draft, TopicRules, is_settled
 from chronik.metadata.fitness import Recoveries, plan_report
 from chronik.metadata.hand_overs import HandOvers, preferred_hand_over, preferred_hand_overs
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage
@@ -242,6 +242,9 @@ class Controller:
             topic = image.topics.get(name)
             partition = None if topic is None else topic.partition(index)
             if topic is None or partition is None:
+                self._recoveries.forget((name, index))
+                continue
+            if is_settled(partition, states):
                 self._recoveries.forget((name, index))
                 continue
             if name not in rules:
