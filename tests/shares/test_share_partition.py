@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sim.planted_share_groups import locks_never_end
 
 from chronik.shares.share_partition import (
     Acknowledged,
@@ -258,6 +259,11 @@ def test_a_lock_ends_and_the_records_are_delivered_again(scene: Scene) -> None:
     scene.pass_time(1)
     assert scene.fetch(B) == [Acquired(0, 19, 2)]
     assert scene.settle(A, 0, 4, ACCEPT) is ErrorCode.invalid_record_state
+
+
+def test_the_test_of_locks_fails_if_they_never_end(scene: Scene) -> None:
+    with locks_never_end(), pytest.raises(AssertionError):
+        test_a_lock_ends_and_the_records_are_delivered_again(scene)
 
 
 def test_a_renewed_lock_lasts_longer_and_writes_nothing(scene: Scene) -> None:

@@ -10,7 +10,9 @@ from tests.sim.planted import Planted
 from tests.sim.planted_disks import Found
 
 from chronik.storage import folder
+from chronik.storage.commit_log import CommitLog
 from chronik.storage.log import Log
+from chronik.testing.sim.aimed_scenarios import DeposedLeaders
 from chronik.testing.sim.disk import SimFile
 from chronik.testing.sim.scenario import SingleNode
 
@@ -40,8 +42,18 @@ def commit_log_is_not_synced() -> AbstractContextManager[Any]:
     return patch.object(SimFile, "datasync", datasync)
 
 
+def truncated_entries_are_not_cancelled() -> AbstractContextManager[Any]:
+    """A log that is truncated leaves its entries in the commit log: the next start writes them again."""
+
+    def void(*_: Any) -> None:
+        return
+
+    return patch.object(CommitLog, "void", void)
+
+
 PLANTED_IN_COMMIT_LOG: dict[Planted, Found] = {
     acknowledged_only_in_the_commit_log: Found(SingleNode.name, 14),
     commit_log_is_recycled_before_the_flush: Found(SingleNode.name, 25),
     commit_log_is_not_synced: Found(SingleNode.name, 25),
+    truncated_entries_are_not_cancelled: Found(DeposedLeaders.name, 4),
 }

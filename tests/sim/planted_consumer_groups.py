@@ -9,12 +9,16 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.sim.planted import Planted
+from tests.sim.planted_disks import Found
 
-from chronik.groups import heartbeats
-from chronik.groups.consumer_group import GroupImage
+from chronik.groups import commits, heartbeats, migration
+from chronik.groups.consumer_group import ConsumerGroup, GroupImage
 from chronik.groups.consumer_member import CurrentAssignment, MemberState
 from chronik.groups.reconciliation import reconcile
 from chronik.groups.topics import Assignment, TopicIdPartition
+from chronik.testing.sim.aimed_scenarios import LateCommits
+from chronik.testing.sim.cluster_scenarios import ConsumerGroups
+from chronik.wire.errors import ErrorCode
 
 
 def partitions_are_granted_while_others_own_them() -> AbstractContextManager[Any]:
@@ -51,9 +55,33 @@ def waiting_members_count_as_stable() -> AbstractContextManager[Any]:
     return patch.object(heartbeats, "reconcile", reconcile_once)
 
 
+def stale_commits_are_accepted() -> AbstractContextManager[Any]:
+    """A commit of a member that was removed, or of an earlier epoch, is written."""
+
+    def accept(group: ConsumerGroup, member_id: str | None, epoch: int) -> ErrorCode:
+        return ErrorCode.none
+
+    return patch.object(commits, "check_epoch", accept)
+
+
+def converted_members_own_nothing() -> AbstractContextManager[Any]:
+    """A classic group becomes a consumer group that does not know what its members own."""
+
+    def nothing(*_: Any) -> Assignment:
+        return frozenset()
+
+    return patch.object(migration, "owned_partitions", nothing)
+
+
 PLANTED_IN_CONSUMER_GROUPS: dict[Planted, int] = {
     partitions_are_granted_while_others_own_them: 3,
     revocations_are_assumed: 10,
     waiting_members_count_as_stable: 6,
 }
 """Each bug, and the number of seeds that may pass before it is found: about three times the mean."""
+
+PINNED_IN_CONSUMER_GROUPS: dict[Planted, Found] = {
+    stale_commits_are_accepted: Found(LateCommits.name, 2),
+    converted_members_own_nothing: Found(ConsumerGroups.name, 7),
+}
+"""Bugs that few seeds find; the seed of each test."""

@@ -36,6 +36,10 @@ LONG_S = (2.2, 4.5)
 """A broker session lasts 2 s: some pauses and cuts are shorter, some longer."""
 ALONE_S = (5.0, 7.0)
 """Longer than a broker session, a member session and an election, one after the other."""
+SEVER_PAUSE_S = 4.0
+SEVER_WAIT_S = 1.0
+SEVERED_S = (3.0, 5.0)
+"""Longer than a broker session: another node takes over."""
 WALL_JUMP_MS_MAX = 20 * 60 * 1000
 DRIFT_MAX = 0.05
 """Leases tolerate this drift: the rates of two clocks differ by at most 10 %."""
@@ -184,6 +188,32 @@ class LoneCut(ClusterNemesis):
 
     def _duration_s(self) -> float:
         return self._random.uniform(*ALONE_S)
+
+
+class SeveredLeader(ClusterNemesis):
+    """Cuts a leader of `topic` off from the other nodes, but not from clients, when it reaches a crash point.
+
+    No other fault occurs. The cut outlasts a broker session, so that another node takes over.
+    """
+
+    def __init__(self, targets: Targets, topic: str, point: str) -> None:
+        super().__init__(targets)
+        self._faults = {"sever": 1}
+        self._topic, self._point = topic, point
+
+    def _sever(self, node: SimNode) -> None:
+        leaders = [each for each in self._nodes if self._leads_partition(each, self._topic)]
+        leader = self._random.choice(leaders or [node])
+        strike = Strike(self._point, 1, partial(self._sever_now, leader))
+        self._armed[leader.host] = strike
+        self._world.after(SEVER_WAIT_S, self._disarm, leader.host, strike)
+
+    def _sever_now(self, leader: SimNode) -> None:
+        duration_s = self._random.uniform(*SEVERED_S)
+        for other in self._nodes:
+            if other is not leader:
+                self._cut_link(leader.host, other.host, duration_s)
+                self._cut_link(other.host, leader.host, duration_s)
 
 
 def _has_just_voted(voter: SimNode) -> bool:

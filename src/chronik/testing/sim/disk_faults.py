@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 from chronik.storage.folder import TopicPartition
 from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis
@@ -33,7 +34,6 @@ ALL_SHARE = 0.6
 """How often all other nodes go down with the node whose files are damaged."""
 LATER_S = (0.5, 3.0)
 """After nodes went down together, some of them start this much later than the first."""
-LAGGING_SHARE = 0.4
 LAGGING_S = (2.5, 4.0)
 """Longer than a session: the other nodes continue without a node that is down for this long."""
 TRIES_MAX = 8
@@ -47,6 +47,9 @@ STORE_REFUSED_S = (2.0, 4.0)
 
 class DiskNemesis(ClusterNemesis):
     """A `ClusterNemesis` with disk faults in addition."""
+
+    lagging_share: ClassVar[float] = 0.4
+    """How often another node lags when files are damaged."""
 
     def __init__(self, targets: Targets, kinds: Sequence[str]) -> None:
         super().__init__(targets)
@@ -99,7 +102,7 @@ class DiskNemesis(ClusterNemesis):
     def _prepare(self, kind: str, node: SimNode) -> None:
         """Often take another node down first to make it lag; it restarts with the damaged node, before intact nodes."""
         others = [each for each in self._nodes if each is not node and each.is_ready]
-        lagging = self._random.choice(others) if others and self._random.random() < LAGGING_SHARE else None
+        lagging = self._random.choice(others) if others and self._random.random() < self.lagging_share else None
         store = self.damage.files(node).copy_store()
         wait_s = self._random.uniform(*STORE_AGE_S)
         if lagging is not None:

@@ -20,6 +20,7 @@ from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.partition import Partition
 from chronik.raft.node import RaftNode
 from chronik.replication.isr import InSyncReplicas
+from chronik.shares.share_partition import SharePartition
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode
@@ -66,12 +67,15 @@ NODE_POINTS: Mapping[str, int] = {
 BEFORE = True
 ANSWERED = "raft.answered"
 DECIDED = "transaction.decided"
+ACKNOWLEDGED = "share.acknowledged"
+APPENDED = "partition.appended"
+TRUNCATED = "partition.truncated"
 WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
-    (Partition, "append", not BEFORE, "partition.appended"),
+    (Partition, "append", not BEFORE, APPENDED),
     (Partition, "append_fetched", not BEFORE, "partition.replicated"),
     (Partition, "synced", BEFORE, "partition.synced"),
     (Partition, "_watermark_rose", BEFORE, "partition.committed"),
-    (Partition, "truncation_ended", not BEFORE, "partition.truncated"),
+    (Partition, "truncation_ended", not BEFORE, TRUNCATED),
     (Partition, "_lead", not BEFORE, "partition.leads"),
     (Partition, "_follow", not BEFORE, "partition.follows"),
     (InSyncReplicas, "propose", not BEFORE, "isr.proposed"),
@@ -95,6 +99,11 @@ WRAPPED_TRANSACTIONS: tuple[tuple[type[Any], str, bool, str], ...] = (
     (GroupCoordinator, "transaction_ended", BEFORE, "group.transaction_ended"),
 )
 """transaction.decided: the outcome is durable, and neither the client nor a partition knows it."""
+
+WRAPPED_SHARES: tuple[tuple[type[Any], str, bool, str], ...] = (
+    (SharePartition, "acknowledge", not BEFORE, ACKNOWLEDGED),
+)
+"""share.acknowledged: the leader has accepted an acknowledgement, and not sent it to the share coordinator."""
 
 CLUSTER_POINTS: Mapping[str, int] = {**NODE_POINTS, **{name: 2 for *_, name in WRAPPED}}
 TRANSACTION_POINTS: Mapping[str, int] = {name: 4 for *_, name in WRAPPED_TRANSACTIONS}
@@ -305,7 +314,7 @@ class Nemesis:
 def crash_points(world: World) -> Iterator[None]:
     """Enable the crash points within the block."""
     with ExitStack() as enabled:
-        for owner, name, is_before, point in (*WRAPPED, *WRAPPED_TRANSACTIONS):
+        for owner, name, is_before, point in (*WRAPPED, *WRAPPED_TRANSACTIONS, *WRAPPED_SHARES):
             wrapped = _wrapped(world, getattr(owner, name), is_before, point)
             enabled.enter_context(patch.object(owner, name, wrapped))
         yield

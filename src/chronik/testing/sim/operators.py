@@ -20,7 +20,7 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 PREFERRED = 0
-REASSIGN_PAUSE_S, RESIZE_PAUSE_S = 0.5, 0.7
+REASSIGN_PAUSE_S, RESIZE_PAUSE_S, MOVE_PAUSE_S = 0.5, 0.7, 0.4
 AWAY_S_MAX = 1.0
 # Errors that the current state of the cluster may cause: another operator moves replicas as well.
 _REFUSED_NOW = (
@@ -86,6 +86,18 @@ class ReassignmentOperator(SimClient):
         if code in _REFUSED_NOW:
             raise KafkaError(ErrorCode.leader_not_available, f"{what}: {code.name}")
         raise KafkaError(code, what)
+
+
+class LeaderOperator(ReassignmentOperator):
+    """Moves the leadership of partitions between nodes that keep running, again and again."""
+
+    async def work(self) -> None:
+        while not self.is_finishing:
+            await self.rest(MOVE_PAUSE_S)
+            partition = self.random.randrange(self._partitions)
+            replicas = self.random.sample(self._nodes, self._replicas)
+            await self.insist(partial(self._assign, partition, replicas))
+            await self.insist(self._elect)
 
 
 class ResizeOperator(SimClient):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from chronik.testing.sim.aimed_scenarios import DeposedLeaders, LateCommits, MovingShareLeaders, OldStores
 from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, FiveNodes, ShareGroups, ThreeNodes
 from chronik.testing.sim.faults import crash_points
 from chronik.testing.sim.host import release
@@ -26,6 +27,10 @@ SCENARIOS: Mapping[str, type[Scenario]] = {
         ConsumerGroups,
         ShareGroups,
         SeveredCoordinators,
+        MovingShareLeaders,
+        DeposedLeaders,
+        OldStores,
+        LateCommits,
     )
 }
 DEFAULT_SCENARIO = SingleNode.name

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 from typing import ClassVar
 
@@ -16,10 +15,10 @@ from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.replicas.partition import Partition
 from chronik.storage.aborted import AbortedIndexDamaged
 from chronik.testing.sim.client import READ_COMMITTED, TOPIC, Service, SimClient
-from chronik.testing.sim.cluster_faults import ClusterNemesis, LoneCut
+from chronik.testing.sim.cluster_faults import SEVER_PAUSE_S, ClusterNemesis, LoneCut, SeveredLeader
 from chronik.testing.sim.cluster_scenarios import BESIDE, REPLICAS, ROT_SEGMENT_BYTES, ThreeNodes, batches_of
 from chronik.testing.sim.disk_faults import FILE_FAULTS, DiskNemesis
-from chronik.testing.sim.faults import DECIDED, TRANSACTION_POINTS, Strike, Targets
+from chronik.testing.sim.faults import DECIDED, TRANSACTION_POINTS, Targets
 from chronik.testing.sim.group_clients import FinalOffsetReader, MemberSettings, OffsetReader
 from chronik.testing.sim.history import TopicPartition
 from chronik.testing.sim.host import Host
@@ -49,10 +48,6 @@ FILES_SHARE = 0.25
 FILES_PAUSE_S = 1.0
 INDEX_SHARE = 0.25
 SEVER_SHARE = 0.1
-SEVER_PAUSE_S = 4.0
-SEVER_WAIT_S = 1.0
-SEVERED_S = (3.0, 5.0)
-"""Longer than a broker session: another node takes over."""
 COORDINATOR_SHARE = 0.3
 """How often a fault hits a node that coordinates transactions or groups."""
 
@@ -203,31 +198,6 @@ class TransactionNemesis(ClusterNemesis):
         return super()._victim()
 
 
-class SeveredCoordinator(ClusterNemesis):
-    """Cuts a coordinator off from the other nodes when it has decided a transaction; no other fault occurs.
-
-    Its markers arrive when another node has long taken over.
-    """
-
-    def __init__(self, targets: Targets) -> None:
-        super().__init__(targets)
-        self._faults = {"sever": 1}
-
-    def _sever(self, node: SimNode) -> None:
-        coordinators = [each for each in self._nodes if self._leads_partition(each, TRANSACTIONS_TOPIC)]
-        coordinator = self._random.choice(coordinators or [node])
-        strike = Strike(DECIDED, 1, partial(self._sever_now, coordinator))
-        self._armed[coordinator.host] = strike
-        self._world.after(SEVER_WAIT_S, self._disarm, coordinator.host, strike)
-
-    def _sever_now(self, coordinator: SimNode) -> None:
-        duration_s = self._random.uniform(*SEVERED_S)
-        for other in self._nodes:
-            if other is not coordinator:
-                self._cut_link(coordinator.host, other.host, duration_s)
-                self._cut_link(other.host, coordinator.host, duration_s)
-
-
 class Transactions(ThreeNodes):
     """Three nodes and transactions of both protocol versions: all or nothing, exactly once.
 
@@ -295,7 +265,7 @@ class Transactions(ThreeNodes):
         if self.has_lone_cut:
             return LoneCut(targets, self.world.random("lone-cut topic").choice((OFFSETS_TOPIC, TRANSACTIONS_TOPIC)))
         if self._severs:
-            return SeveredCoordinator(targets)
+            return SeveredLeader(targets, TRANSACTIONS_TOPIC, DECIDED)
         return DiskNemesis(targets, self._kinds) if self._kinds else TransactionNemesis(targets)
 
     def _clients_end(self) -> bool:
