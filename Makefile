@@ -23,6 +23,7 @@ SOURCES := $(shell find src -type f -not -name '*.pyc')
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 TOOLS_STAMP := $(TOOLS)/.stamp
+BENCH_TOOLS_STAMP := $(TOOLS)/.stamp-bench
 SPARK_ARCHIVE := $(TOOLS)/spark.jsa
 # The wheel, installed: what the nodes of the tests, of `make bench` and of `make soak` run.
 COMPILED := .compiled
@@ -71,7 +72,7 @@ check: $(DEV_STAMP) ## format, lint, security rules, types, import direction
 audit: $(VENV_STAMP) ## known vulnerabilities of the pinned versions, if an index of advisories can be reached
 	@$(BIN)/python scripts/audit $(TOOLS)/audit
 
-bench: $(DEV_STAMP) $(TOOLS_STAMP) $(COMPILED_STAMP) bytecode ## Chronik against its goals and beside Apache Kafka; writes bench/results
+bench: $(DEV_STAMP) $(TOOLS_STAMP) $(BENCH_TOOLS_STAMP) $(COMPILED_STAMP) bytecode ## Chronik against its goals and beside Apache Kafka; writes bench/results
 	@$(TESTED) $(BIN)/python bench/run.py $(BENCH_ARGS)
 
 soak: $(DEV_STAMP) $(COMPILED_STAMP) bytecode ## faults on real processes and simulated ones for SECONDS=1800; writes bench/results/soak.json
@@ -108,8 +109,11 @@ $(COMPILED_STAMP): $(VENV_STAMP) pyproject.toml constraints.txt scripts/build_ba
 	@$(BIN)/python scripts/build-reason $(COMPILED)/installed/chronik/build.json
 	@touch $@
 
-$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml $(wildcard tests/support/apache/*.xml tests/clients/go/*)
+$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml $(filter-out %/spark-typed.xml,$(wildcard tests/support/apache/*.xml tests/clients/go/*))
 	@bash scripts/test-tools $(TOOLS)
+
+$(BENCH_TOOLS_STAMP): $(TOOLS_STAMP) $(VENV_STAMP) tests/support/apache/spark-typed.xml
+	@bash scripts/test-tools $(TOOLS) bench
 
 $(SPARK_ARCHIVE): $(DEV_STAMP) tests/support/spark_archive.py
 	@echo "chronik: archiving Spark's classes, so that the JVMs of the tests start in half the time"
