@@ -339,7 +339,11 @@ def producing(bootstrap: str, folder: Path, records: int) -> Iterator[tuple[list
 
 def run(options: argparse.Namespace, folder: Path, display: Display) -> dict[str, Any]:
     result: dict[str, Any] = {"records": options.records, "record_bytes": RECORD_BYTES, "seed": options.seed}
-    result |= {"nodes_run": check().replace(f"{ROOT}/", ""), "cpus": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2)}
+    result |= {
+        "nodes_run": check().replace(f"{ROOT}/", ""),
+        "cpus": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
     started_s, cpu = time.monotonic(), Cpu()
     environment = {**tied_environment(), **tested_environment()}
     with TemporaryCluster(NODES, command=TIED_NODE, environment=environment) as cluster:
