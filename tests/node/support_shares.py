@@ -95,6 +95,7 @@ class ShareMember:
         wait_ms: int = 0,
         records: int = 500,
         strict: bool = False,
+        max_bytes: int = 1 << 20,
     ) -> tuple[ErrorCode, ErrorCode, list[Delivered]]:
         """Return the errors of the fetch and of the acknowledgements, and the acquired records."""
         response = await self.ask(
@@ -102,7 +103,7 @@ class ShareMember:
             self.topics(index, acknowledgements),
             max_wait=wait_ms,
             min_bytes=1,
-            max_bytes=1 << 20,
+            max_bytes=max_bytes,
             max_records=records,
             batch_size=records,
             share_acquire_mode=int(strict),

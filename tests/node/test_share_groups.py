@@ -98,6 +98,14 @@ async def test_a_fetch_waits_for_records_and_for_releases(tmp_path: Path) -> Non
         assert (await fetching)[2] == [Delivered(0, b"x", 3)], "a lost connection releases its records"
 
 
+async def test_only_a_fetch_of_zero_bytes_gets_no_records(tmp_path: Path) -> None:
+    async with one_node(tmp_path) as broker:
+        await produce(broker, TOPIC, 0, values("a", "b"))
+        member = await ShareMember.open(broker, TOPIC)
+        assert await member.fetch(max_bytes=0) == (NONE, NONE, [])
+        assert [each.offset for each in (await member.fetch(max_bytes=1))[2]] == [0, 1], "a batch is never cut"
+
+
 async def test_a_fetch_that_waits_does_not_run_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with one_node(tmp_path) as broker:
         members = [await ShareMember.open(broker, TOPIC, name) for name in ("a", "b")]

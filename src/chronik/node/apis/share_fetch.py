@@ -10,6 +10,7 @@ Behaviour
 - Share sessions: epoch 0 opens one, 1 and up continue it, -1 ends it and releases what the member has acquired, as
   the end of its connection does. A session names its partitions once.
 - Batch-optimized mode acquires whole batches until max_records; record-limit mode (KIP-1206) acquires no more.
+- The first batch may exceed max_bytes, unless that is 0: such a request gets no records.
 - A request with renewals (KIP-1222) fetches nothing.
 - Whether a member belongs to the group is not checked, as in Kafka.
 - Errors caused by old metadata include the current leader, and its address.
@@ -258,6 +259,7 @@ class PendingShareFetch:
     async def _fetch(self) -> dict[PartitionId, Values]:
         """Acquire records of all partitions up to the limits."""
         message, node = self._request.message, self._node
+        may_have_records = message.max_bytes > 0
         left_bytes = min(message.max_bytes, node.server.response_bytes_allowed())
         left_records = message.max_records if message.max_records > 0 else 1 << 31
         is_strict = self._request.api_version >= RENEWALS_FROM_VERSION and (
@@ -270,7 +272,7 @@ class PendingShareFetch:
             if isinstance(led, KafkaError):
                 answers[partition] = {"error_code": led.code, "error_message": led.message or None}
                 continue
-            if left_records <= 0 or (left_bytes <= 0 and answers) or self._session.is_closed:
+            if not may_have_records or left_records <= 0 or (left_bytes <= 0 and answers) or self._session.is_closed:
                 continue
             limits = Limits(left_records, message.batch_size if message.batch_size > 0 else left_records, is_strict)
             self._wait_for(led)
