@@ -149,6 +149,26 @@ def test_a_merge_is_discarded_if_its_files_are_taken_meanwhile(
     assert not list(tmp_path.rglob("merged*"))
 
 
+@pytest.mark.parametrize("deleted", ["offset in (3, 43)", "offset = 43"], ids=["both dates", "the second date"])
+def test_rows_that_are_deleted_during_merges_of_two_dates_do_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    """Each merge checks all commits since the plan, also after a merge that was discarded, or wrote a checkpoint."""
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", 4)
+    monkeypatch.setattr("chronik.pipeline.land.delta_log.CHECKPOINT_COMMITS", 1)
+    land(tmp_path, 4)
+    land(tmp_path, 4, 4, times=[TIME + DAY_US] * 10)
+    expected: list[Any] = []
+
+    def act() -> None:
+        DeltaTable(str(tmp_path / "t")).delete(deleted)
+        expected.extend(landed(tmp_path / "t"))
+
+    during(monkeypatch, act)
+    assert run(tmp_path, vacuum=False).new_files == (0 if "3," in deleted else 1)
+    assert landed(tmp_path / "t") == expected
+
+
 def during(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Act after a merged file is written and before it is committed, once."""
     commit, acts = maintenance._commit, iter([act])

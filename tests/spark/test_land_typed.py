@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from deltalake import DeltaTable
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from tests.cli.run_chronik import Outcome
 from tests.support import topics
 from tests.support.node import Node
+from tests.support.readers import delta_readers, iceberg_readers, values
 
-pytestmark = pytest.mark.timeout(300)  # the first test starts Spark and compiles the decoder
+pytestmark = pytest.mark.timeout(600)  # the first test starts Spark and compiles the decoder
 
 
 def schema(*fields: tuple[str, Any]) -> str:
@@ -75,6 +79,89 @@ def test_json_of_the_serializer_lands_as_columns(
     assert str(table.column("at")[0]) == "2026-01-02 03:04:05+00:00"
     dead = DeltaTable(str(tmp_path / f"{name}_dead_letters")).to_pyarrow_table()
     assert "Expected `int`, got `str`" in dead.column("reason")[0].as_py()
+
+
+def _order_message() -> Any:
+    """Return the class of a Protobuf message, as protoc generates it."""
+    pool: Any = descriptor_pool.Default()
+    file: Any = descriptor_pb2.FileDescriptorProto(name="chronik_typed/order.proto", package="typed", syntax="proto3")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    timestamp_pb2.Timestamp()
+    file.message_type.add(name="Who").field.add(name="name", number=1, label=1, type=9)
+    order = file.message_type.add(name="Order")
+    order.field.add(name="id", number=1, label=1, type=3)
+    order.field.add(name="at", number=2, label=1, type=11, type_name=".google.protobuf.Timestamp")
+    order.field.add(name="tags", number=3, label=3, type=9)
+    order.field.add(name="who", number=4, label=1, type=11, type_name=".typed.Who")
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("typed.Order"))
+
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+ORDERS = [(2**40, AT, ["a", "b"], "Ada"), (2, AT + timedelta(seconds=1), [], None)]
+
+
+def _serialized(client: SchemaRegistryClient, topic: str) -> dict[str, list[bytes | None]]:
+    """Return the orders as each of Confluent's serializers writes them, by topic."""
+    who = {"type": "record", "name": "Who", "fields": [{"name": "name", "type": "string"}]}
+    at = {"type": "long", "logicalType": "timestamp-micros"}
+    tags = {"type": "array", "items": "string"}
+    avro = AvroSerializer(client, schema(("id", "long"), ("at", at), ("tags", tags), ("who", ["null", who])))
+    properties = {
+        "id": {"type": "integer"},
+        "at": {"type": "string", "format": "date-time"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "who": {"type": "object", "properties": {"name": {"type": "string"}}},
+    }
+    text = json.dumps({"title": "Order", "type": "object", "properties": properties, "required": ["id"]})
+    of_json, message = JSONSerializer(text, client), _order_message()
+    of_protobuf = ProtobufSerializer(message, client)
+    found: dict[str, list[bytes | None]] = {f"{topic}-{kind}": [] for kind in ("avro", "json", "protobuf")}
+    for number, time, marks, name in ORDERS:
+        person = None if name is None else {"name": name}
+        order = {"id": number, "at": time, "tags": marks, "who": person}
+        plain = {**order, "at": time.isoformat()}
+        if person is None:
+            del plain["who"]
+        proto = message(id=number, tags=marks, who=person)
+        proto.at.FromDatetime(time)
+        for kind, serialize, each in (
+            ("avro", avro, order),
+            ("json", of_json, plain),
+            ("protobuf", of_protobuf, proto),
+        ):
+            where = SerializationContext(f"{topic}-{kind}", MessageField.VALUE)
+            found[f"{topic}-{kind}"].append(serialize(each, where))
+    return found
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_orders_of_all_three_serializers_have_the_right_values_in_every_engine(
+    command: Callable[..., Outcome],
+    shared_node: Node,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    table_format: str,
+) -> None:
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    at = shared_node.bootstrap
+    with SchemaRegistryClient({"url": shared_node.http}) as client:
+        orders = _serialized(client, f"typed-{table_format}")
+    for name, records in orders.items():
+        topics.create(at, name)
+        topics.append(at, name, 0, [(None, value, (), topics.NOW_MS) for value in records])
+    land = ("--to", str(tmp_path), "--once", "--format", "auto", "--table-format", table_format, "-b", at)
+    outcome = command("pipeline", "land", *orders, *land)
+    assert outcome.code == 0, outcome
+    expected = [
+        (number, round(time.timestamp() * 1e6), tags, None if name is None else {"name": name})
+        for number, time, tags, name in ORDERS
+    ]
+    for name in orders:
+        is_delta = table_format == "delta"
+        for engine, table in delta_readers(str(tmp_path / name)) if is_delta else iceberg_readers(tmp_path, name):
+            assert values(table, "id", "at", "tags", "who") == expected, (engine, name)
+            assert values(table, "value") == [(value,) for value in orders[name]], (engine, name)
 
 
 def test_wrong_options_of_typed_landing_are_refused_before_spark_starts(

@@ -10,8 +10,6 @@ _LINE = re.compile(r"chronik\.pipeline\.errors\.(PipelineError|Unavailable): (.+
 _RAISED = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?:: (.+))?$", re.MULTILINE)
 """The last line of a Python traceback, which Spark includes in its own error."""
 _NOTHING_SAID = ("An exception was thrown from the Python worker", "An error occurred while calling o")
-
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _REFUSAL = re.compile(
     r"40(?:1 Unauthorized|3 Forbidden|4 Not Found)|lacked (?:the necessary privileges|valid authentication)"

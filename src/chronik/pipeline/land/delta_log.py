@@ -73,8 +73,8 @@ def put_entry(
         kind = store_failure(error) if is_remote(table.table_uri) else PipelineError
         raise kind(f"cannot commit to the log of {table.table_uri}: {error}; its rows are intact") from None
     if version % CHECKPOINT_COMMITS == 0:
-        table.update_incremental()
-        table.create_checkpoint()
+        # The caller's table stays at its snapshot: the caller checks every commit since then.
+        DeltaTable(table.table_uri).create_checkpoint()
     return None
 
 
@@ -86,11 +86,10 @@ def live_paths(table: DeltaTable) -> set[str]:
 def remove_unused(table: DeltaTable, paths: Sequence[str]) -> None:
     """Remove the files of a failed commit, except those that are in the table: its failure may be a mistake.
 
-    A vacuum removes them later if the table cannot be read now.
+    A vacuum removes them later if the table cannot be read now. `table` stays at its snapshot.
     """
     try:
-        table.update_incremental()
-        live = live_paths(table)
+        live = live_paths(DeltaTable(table.table_uri))
     except (DeltaError, OSError) as error:
         logger.warning("files of a failed commit remain in %s: %s", table.table_uri, error)
         return

@@ -1,0 +1,85 @@
+"""A landing in an object store by real Spark: a driver is killed, the checkpoint is lost, and the audit is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from tests.cli.run_chronik import CHRONIK
+from tests.support import topics
+from tests.support.eventually import eventually
+from tests.support.node import Node
+from tests.support.s3_server import bucket
+
+from chronik.client.ledger import Ledger
+from chronik.pipeline.session import java_fault
+
+PARTITIONS, RECORDS = 2, 6_000
+ROWS_PER_BATCH = 600
+RUN_S_MAX = 600.0
+
+
+@pytest.fixture
+def s3() -> Iterator[str]:
+    fault = java_fault()
+    if fault is not None:
+        pytest.skip(fault)
+    with bucket() as name:
+        yield name
+
+
+def version(uri: str) -> int:
+    return DeltaTable(uri).version() if DeltaTable.is_deltatable(uri) else -1
+
+
+@pytest.mark.timeout(1800)
+def test_a_killed_driver_and_a_lost_checkpoint_leave_each_record_once_in_s3(
+    shared_node: Node, s3: str, tmp_path: Path
+) -> None:
+    at, name, to = shared_node.bootstrap, "land-s3", f"s3://{s3}/tables"
+    topics.create(at, name, PARTITIONS)
+    with Ledger(tmp_path / "acked.jsonl") as ledger:
+        for partition in range(PARTITIONS):
+            records = [(b"k%d" % number, b"v%d" % number, (), topics.NOW_MS + number) for number in range(RECORDS)]
+            topics.append(at, name, partition, *[records[first : first + 500] for first in range(0, RECORDS, 500)])
+            for offset, (key, value, _, time_ms) in enumerate(records):
+                ledger.record(name, partition, offset, time_ms, key, value)
+    spark = ["--master", "local[2]", "-b", at]
+    small = ["--conf", f"spark.chronik.maxOffsetsPerTrigger={ROWS_PER_BATCH}"]
+    land = [str(CHRONIK), "pipeline", "land", name, "--to", to, "--once", *spark]
+    log = tmp_path / "driver.log"
+    with log.open("ab") as output:
+        killed = subprocess.Popen(
+            [*land, *small, "--checkpoint", str(tmp_path / "first")],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        eventually(lambda: killed.poll() is not None or version(f"{to}/{name}") >= 2, RUN_S_MAX, "commits")
+        assert killed.poll() is None, log.read_text()
+        killed.kill()
+        killed.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(killed.pid, signal.SIGKILL)  # its JVM, too
+    landed = DeltaTable(f"{to}/{name}").to_pyarrow_table(columns=["offset"]).num_rows
+    assert 0 < landed < PARTITIONS * RECORDS
+    done = subprocess.run(
+        [*land, "--checkpoint", str(tmp_path / "second")], capture_output=True, text=True, timeout=RUN_S_MAX
+    )
+    assert done.returncode == 0, done.stderr
+    audit = [str(CHRONIK), "pipeline", "audit", name, "--table", to, "--ledger", str(tmp_path / "acked.jsonl")]
+    audited = subprocess.run([*audit, "--json", *spark], capture_output=True, text=True, timeout=RUN_S_MAX)
+    assert audited.returncode == 0, audited.stderr
+    result = json.loads(audited.stdout)
+    counts = result["verdict"], result["acked"], result["readable"], result["landed"]
+    assert counts == ("complete", *[PARTITIONS * RECORDS] * 3)
+    assert (result["gaps"], result["duplicates"], result["mismatches"]) == (0, 0, 0)
