@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from chronik.cli.pipeline import _watch
 from chronik.pipeline.errors import PipelineError, Unavailable, failure_of, reason_of
 from chronik.pipeline.land.retry import LONGEST_S, Retries
-from chronik.pipeline.land.topic_landing import _one_line
+from chronik.pipeline.land.topic_landing import TopicLanding, _one_line
 
 
 def test_pauses_double_up_to_a_bound_and_end_after_the_given_time() -> None:
@@ -61,6 +62,19 @@ def test_a_fault_of_spark_or_of_a_store_is_tried_again_and_a_refusal_is_not() ->
     assert kind("Server returned non-2xx status code: 404 Not Found: <Error><Code>NoSuchBucket") is PipelineError
     assert kind("Server returned non-2xx status code: 503 Slow Down") is Unavailable
     assert kind("Python worker exited unexpectedly (crashed)") is Unavailable
+
+
+def test_a_source_that_cannot_be_opened_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark opens it in a Python worker, which may be the one that was killed."""
+
+    def read(_: object) -> None:
+        raise RuntimeError("An error occurred while calling o143.load.\n: Python worker exited unexpectedly")
+
+    monkeypatch.setattr(TopicLanding, "_read", read)
+    landing = TopicLanding.__new__(TopicLanding)
+    landing.topic, landing._settings = "t", cast("Any", SimpleNamespace(token="token"))
+    with pytest.raises(Unavailable, match="landing t stopped: : Python worker exited unexpectedly"):
+        landing.start()
 
 
 class FakeLanding:

@@ -209,13 +209,14 @@ class TopicLanding:
 
     def start(self) -> None:
         settings = self._settings
-        writer = self._read().writeStream.foreachBatch(self._land).queryName(f"land {self.topic} {settings.token[:8]}")
-        writer = writer.option("checkpointLocation", f"{settings.checkpoint.rstrip('/')}/{self.topic}")
-        if settings.once:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{settings.trigger_s:g} seconds")
+        name = f"land {self.topic} {settings.token[:8]}"
         try:
+            writer = self._read().writeStream.foreachBatch(self._land).queryName(name)
+            writer = writer.option("checkpointLocation", f"{settings.checkpoint.rstrip('/')}/{self.topic}")
+            if settings.once:
+                writer = writer.trigger(availableNow=True)
+            else:
+                writer = writer.trigger(processingTime=f"{settings.trigger_s:g} seconds")
             self._query = writer.start()
         except Exception as error:
             raise _one_line(self.topic, error) from None
