@@ -81,6 +81,7 @@ def test_a_tombstone_is_a_row_of_nulls_if_no_field_is_required() -> None:
     [
         ([StructField("Offset", t.LongType())], "the field Offset is listed twice, or is a column of every table"),
         ([StructField("n", t.TimestampNTZType())], "n: the type timestamp_ntz cannot be landed"),
+        ([StructField('a"b', t.LongType())], "JSON escapes one of its characters"),
         ([], "has no fields"),
     ],
 )
