@@ -209,6 +209,12 @@ def test_a_value_that_cannot_be_decoded_has_a_reason(kind: Any, value: bytes, re
     assert reason in decoded.reasons[0]
 
 
+def test_the_last_microsecond_of_the_year_9999_fits() -> None:
+    schema = record(("f", {"type": "long", "logicalType": "timestamp-micros"}))
+    last = {"f": datetime.datetime.max.replace(tzinfo=datetime.UTC)}
+    assert rows(schema, [encode(schema, last)]) == [last]
+
+
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [

@@ -41,6 +41,7 @@ def test_types_are_those_of_all_values_of_the_sample() -> None:
     assert columns({"at": "2026-01-31T12:00:00Z"}, {"at": "soon"}) == ["at STRING"]
     assert columns({"at": "2026-01-31"}, {"at": "2026-01-31T12:00:00Z"}) == ["at STRING"]
     assert columns({"at": "2026-02-31"}) == ["at STRING"]
+    assert columns({"at": "9999-12-31T23:59:59-02:00"}) == ["at STRING"]
 
 
 def test_nested_values_become_structs_arrays_and_maps() -> None:
@@ -57,7 +58,7 @@ def test_nested_values_become_structs_arrays_and_maps() -> None:
 
 def test_what_no_column_can_hold_is_left_out_with_a_note() -> None:
     found = proposed(
-        {"a": 1, "b": 1, "c": None, "Offset": 3, "e": [], "f": {}, "g h": 1, "": 1}, {"a": "x", "B": 2, "b": 2}
+        {"a": 1, "b": 1, "c": None, "Offset": 3, "e": [], "f": {}, "g h": 1, 'q"': 1, "": 1}, {"a": "x", "B": 2, "b": 2}
     )
     assert found.text == "b BIGINT\n"
     assert found.notes == (
@@ -67,6 +68,7 @@ def test_what_no_column_can_hold_is_left_out_with_a_note() -> None:
         "e[] is left out: it was null in the whole sample",
         "f is left out: it had no fields with a type",
         "g h is left out: a table cannot have a column of that name",
+        'q" is left out: a table cannot have a column of that name',
         " is left out: a table cannot have a column of that name",
         "B is left out: the table has a column of that name",
     )

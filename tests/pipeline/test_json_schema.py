@@ -125,6 +125,21 @@ def test_texts_that_do_not_fit_have_their_reasons() -> None:
     assert len(decoded.reasons) == 6 and all(decoded.reasons)
 
 
+def test_times_that_their_offset_puts_outside_the_calendar_do_not_fit() -> None:
+    time = {"type": "string", "format": "date-time"}
+    decoded = decode(
+        {"properties": {"at": time, "times": {"type": "array", "items": time}}},
+        b'{"at": "0001-01-01T00:00:00+02:00"}',
+        b'{"at": "9999-12-31T23:59:59.999999Z"}',
+        b'{"times": ["9999-12-31T23:59:59-01:00"]}',
+    )
+    assert rows(decoded) == [(datetime.datetime.max.replace(tzinfo=datetime.UTC), None)]
+    assert decoded.reasons == [
+        "a time is outside the years 1 to 9999 - at `$.at`",
+        "a time is outside the years 1 to 9999 - at `$.times`",
+    ]
+
+
 def test_all_bad_texts_give_empty_columns() -> None:
     decoded = decode({"properties": {"id": {"type": "integer"}}}, b"[]")
     assert [column.type for column in decoded.columns] == [pa.int64()] and rows(decoded) == []
@@ -137,6 +152,8 @@ def test_all_bad_texts_give_empty_columns() -> None:
         ({"properties": {"a": {"$ref": "#/definitions/None"}}}, "which does not exist"),
         ({"properties": {"a": {"$ref": "#name"}}}, "the anchor #name"),
         ({"properties": {"id": {}, "ID": {}}}, "differ only in case"),
+        ({"properties": {'a"b': {}}}, "no column can have the name"),
+        ({"properties": {"in": {"properties": {"a\nb": {}}}}}, "no column can have the name"),
     ],
 )
 def test_a_schema_that_cannot_become_columns_is_refused(schema: Any, reason: str) -> None:

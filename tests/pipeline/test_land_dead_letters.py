@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 from tests.support.landing import records
 
+from chronik.pipeline.audit.table import find_tables
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.schema import JsonColumns, parse_schema
 
@@ -81,6 +85,7 @@ def test_a_tombstone_is_a_row_of_nulls_if_no_field_is_required() -> None:
     [
         ([StructField("Offset", t.LongType())], "the field Offset is listed twice, or is a column of every table"),
         ([StructField("n", t.TimestampNTZType())], "n: the type timestamp_ntz cannot be landed"),
+        ([StructField('a"b', t.LongType())], "JSON escapes one of its characters"),
         ([], "has no fields"),
     ],
 )
@@ -89,3 +94,10 @@ def test_unsupported_schemas_are_rejected(fields: list[StructField], said: str) 
         parse_schema(StructType(fields).json(), "s.json")
     with pytest.raises(PipelineError, match="is not a schema"):
         parse_schema('{"type": 5}', "s.json")
+
+
+def test_an_audit_names_a_field_with_the_name_reason_as_not_compared(tmp_path: Path) -> None:
+    names = ["partition", "offset", "timestamp", "date", "reason"]
+    for table in ("t", "t_dead_letters"):
+        DeltaTable.create(tmp_path / table, pa.schema([pa.field(name, pa.int64()) for name in names]))
+    assert [each.derived for each in find_tables(str(tmp_path), "t")] == [("reason",), ()]

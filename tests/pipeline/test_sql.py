@@ -109,6 +109,7 @@ def test_counts_limits_and_joins_are_right(filled: Node, tmp_path: Path) -> None
         (partition, RECORDS) for partition in range(PARTITIONS)
     ]
     assert len(rows(filled, 'SELECT * FROM "sql-orders" LIMIT 7')) == 7
+    assert rows(filled, 'SELECT * FROM "sql-orders"; SELECT 2') == [(2,)]
     path = tmp_path / "names.csv"
     path.write_text("k,name\nk3,three\n")
     joined = f"""SELECT DISTINCT name FROM "sql-orders" JOIN '{path}' AS n ON decode(key) = n.k"""

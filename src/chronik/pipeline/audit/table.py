@@ -7,7 +7,7 @@ Tasks read the Parquet files that the table's log lists, with pyarrow: no extra 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from chronik.pipeline.storage import TableFiles, is_remote
 DEAD_LETTERS = "_dead_letters"
 PLACE = {"partition": pa.int32(), "offset": pa.int64(), "timestamp": pa.timestamp("us", tz="UTC")}
 CONTENT = {"key": pa.binary(), "value": pa.binary(), "headers": HEADERS}
-RECORD = {*PLACE, *CONTENT, "date", "reason"}
+RECORD = {*PLACE, *CONTENT, "date"}
 ROWS_PER_BATCH = 64 * 1024
 TASKS_PER_CORE = 2
 UNREADABLE = {"deletionVectors", "columnMapping"}
@@ -111,8 +111,14 @@ def _iceberg_files(table: Any) -> LandedFiles:
             raise PipelineError(f"the table {root} has row deletes or files elsewhere: rewrite its files first")
         path = task.file.file_path.removeprefix(f"{root}/")
         found.append(LandedFile(path, task.file.file_size_in_bytes, None))
-    derived = tuple(name for name in columns if name not in RECORD)
-    return LandedFiles(root.removeprefix("file://"), tuple(found), CONTENT.keys() <= set(columns), derived)
+    has_content = CONTENT.keys() <= set(columns)
+    return LandedFiles(root.removeprefix("file://"), tuple(found), has_content, _derived(root, columns))
+
+
+def _derived(table: str, columns: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns that are no part of a record. In dead letters, `reason` is why they are there."""
+    own = RECORD | {"reason"} if table.endswith(DEAD_LETTERS) else RECORD
+    return tuple(name for name in columns if name not in own)
 
 
 def _files(table: str) -> LandedFiles:
@@ -141,7 +147,7 @@ def _files(table: str) -> LandedFiles:
     uri = table if is_remote(table) else os.path.abspath(table)
     files = tuple(LandedFile(action["path"], action["size_bytes"], action.get("max.offset")) for action in actions)
     has_content = CONTENT.keys() <= set(columns) and not CONTENT.keys() & divided
-    return LandedFiles(uri, files, has_content, tuple(name for name in columns if name not in RECORD))
+    return LandedFiles(uri, files, has_content, _derived(table, columns))
 
 
 def table_ranges(

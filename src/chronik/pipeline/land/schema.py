@@ -19,6 +19,7 @@ from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.source.columns import HEADERS
 from chronik.pipeline.typed import json_values
 from chronik.pipeline.typed.json_values import JsonField, JsonRows, JsonType, Unreadable
+from chronik.pipeline.typed.writer_schema import SchemaError
 
 DATE = "date"
 """The partition column of the tables. It is in the directory name, not in the file."""
@@ -78,8 +79,8 @@ def parse_schema(text: str, name: str) -> StructType:
             )
         taken.add(field.name.lower())
         try:
-            json_type(field.dataType)
-        except PipelineError as error:
+            _json_fields(StructType([field]))
+        except (PipelineError, SchemaError) as error:
             raise PipelineError(f"{name}: {field.name}: {error}") from None
     return fields
 

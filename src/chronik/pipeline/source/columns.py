@@ -18,8 +18,8 @@ TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
 """The largest timestamp that fits in microseconds. Beyond it, the table's timestamp is null."""
 
 
-CALENDAR_US_MIN, CALENDAR_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_000
-"""Microseconds at the start of year 1 and in the last millisecond of year 9999, in UTC. Tables hold no other time."""
+CALENDAR_US_MIN, CALENDAR_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""Microseconds at the start of year 1 and at the end of year 9999, in UTC. Tables hold no other time."""
 
 
 def arrow_schema(with_headers: bool) -> Any:

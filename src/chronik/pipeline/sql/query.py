@@ -123,6 +123,8 @@ class SqlSession:
         self._add_topics(self._tables_in(statements))
         for statement in statements[:-1]:
             self._duckdb.execute(statement)
+            while self._duckdb.fetchmany(ROWS_PER_BATCH):
+                pass  # DuckDB refuses the next statement while rows of this one are left
         relation = self._duckdb.sql(statements[-1])
         return None if relation is None else relation.to_arrow_reader(ROWS_PER_BATCH)
 

@@ -46,6 +46,7 @@ FAULTS = {
 }
 DAY_US = 86_400_000_000
 DATE_MIN, DATE_MAX = CALENDAR_US_MIN // DAY_US, CALENDAR_US_MAX // DAY_US
+MS_MIN, MS_MAX = CALENDAR_US_MIN // 1000, CALENDAR_US_MAX // 1000
 
 njit: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
 
@@ -274,7 +275,7 @@ def decode(  # type: ignore[no-untyped-def]
                     elif code == DATE and (number < DATE_MIN or number > DATE_MAX):
                         fault = 9
                 elif code == MILLIS:
-                    if number < CALENDAR_US_MIN // 1000 or number > CALENDAR_US_MAX // 1000:
+                    if number < MS_MIN or number > MS_MAX:
                         fault = 9
                     number *= 1000
                 elif code == MICROS:

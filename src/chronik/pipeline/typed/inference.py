@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from chronik.pipeline.typed import json_values
+
 FIELDS_MAX = 500
 MAP_KEYS_MIN = 50
 """An object with this many different names, all with values of one type, becomes a map."""
@@ -24,8 +26,8 @@ LONG_MAX = 2**63 - 1
 TEXT, DATE, TIMESTAMP = "STRING", "DATE", "TIMESTAMP"
 LONG, DOUBLE, BOOLEAN = "BIGINT", "DOUBLE", "BOOLEAN"
 LIST, OBJECT = "ARRAY", "STRUCT"
-FORBIDDEN = frozenset(" ,;{}()=")
-"""Characters that Delta tables do not allow in names."""
+FORBIDDEN = frozenset(' ,;{}()="\\')
+"""Characters that Delta tables do not allow in names, or that the landing does not find in JSON's names."""
 _DATE_CHARACTERS = 10
 
 
@@ -113,7 +115,9 @@ def _kind_of_text(text: str) -> str:
     kind, name = (datetime.date, DATE) if len(text) == _DATE_CHARACTERS else (datetime.datetime, TIMESTAMP)
     try:
         found = msgspec.convert(text, kind)
-    except msgspec.ValidationError:
+        if isinstance(found, datetime.datetime):
+            json_values.in_utc(found)
+    except (msgspec.ValidationError, json_values.Unreadable):
         return TEXT
     return name if found.year > 1 else TEXT
 

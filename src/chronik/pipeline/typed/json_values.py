@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
+
+from chronik.pipeline.typed.writer_schema import SchemaError
+
+ESCAPED = re.compile(r'["\\\x00-\x1f]')
+"""Characters that msgspec does not match in the names of fields, because JSON escapes them."""
 
 Convert: TypeAlias = Callable[[Any], Any] | None
 """Turns a decoded value, which is not None, into one that Arrow takes; None: it does already. Raises Unreadable."""
@@ -38,14 +44,22 @@ class JsonField:
     type: JsonType
     is_required: bool = False
 
+    def __post_init__(self) -> None:
+        if ESCAPED.search(self.name):
+            raise SchemaError(f"no column can have the name {self.name!r}: JSON escapes one of its characters")
+
 
 def whole(bits: int) -> JsonType:
     limits = msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)
     return JsonType({8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits], Annotated[int, limits])
 
 
-def _in_utc(value: datetime.datetime) -> datetime.datetime:
-    return value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value
+def in_utc(value: datetime.datetime) -> datetime.datetime:
+    """Return the time in UTC. Raises Unreadable if its offset puts it outside the years 1 to 9999."""
+    try:
+        return value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value.astimezone(datetime.UTC)
+    except OverflowError:
+        raise Unreadable("a time is outside the years 1 to 9999") from None
 
 
 TEXT = JsonType(pa.string(), str)
@@ -53,7 +67,7 @@ BOOLEAN = JsonType(pa.bool_(), bool)
 FLOAT = JsonType(pa.float32(), float)
 DOUBLE = JsonType(pa.float64(), float)
 DATE = JsonType(pa.date32(), datetime.date)
-TIMESTAMP = JsonType(pa.timestamp("us", tz="UTC"), datetime.datetime, _in_utc)
+TIMESTAMP = JsonType(pa.timestamp("us", tz="UTC"), datetime.datetime, in_utc)
 BINARY = JsonType(pa.binary(), bytes)
 ANY_JSON = JsonType(pa.string(), Any, lambda value: msgspec.json.encode(value).decode())
 """Any JSON, as text."""
