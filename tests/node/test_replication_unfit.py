@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from tests.node.cluster_harness import LocalNodes
 from tests.node.support_replicas import TOPIC, Cluster, on_cluster, until
+from tests.node.support_transactions import create_topic
 from tests.node.test_replication_following import is_caught_up
 
 from chronik.storage.disk import StorageFull
 from chronik.storage.folder import Claim, DataFolder
+from chronik.wire.batch import encode_batch
 
 
 @on_cluster()
@@ -42,6 +46,29 @@ async def test_a_leader_without_disk_space_transfers_leadership(cluster: Cluster
     leader = cluster[cluster.state.leader]
     await until(lambda: leader.partition.leads)
     await leader.produce(b"second")
+
+
+async def test_a_full_disk_is_logged_once_and_so_is_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with LocalNodes(tmp_path, 1, default_replication_factor=1) as nodes:
+        (broker,) = await nodes.start_all()
+        await create_topic(nodes, TOPIC, 1, 1)
+        partition = broker.partition(TOPIC, 0)
+        assert partition is not None
+        batch = memoryview(encode_batch([(None, b"x", [], 1)]))
+
+        def full(*_: Any) -> Any:
+            raise StorageFull("append: no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(partition.log, "append", full)
+            for _ in range(2):
+                with pytest.raises(StorageFull):
+                    partition.append(batch, 1)
+        assert [line["reason"] for line in nodes.events(1, "log_read_only")] == ["append: no room"]
+        assert not nodes.events(1, "log_writable")
+        for _ in range(2):
+            partition.append(batch, 1)
+        assert len(nodes.events(1, "log_writable")) == 1
 
 
 @on_cluster()

@@ -29,6 +29,7 @@ from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
 from chronik.metadata.image import SHARE_STATE_TOPIC
 from chronik.node.broker import Broker
+from chronik.node.replicas.partition import TransactionMarker
 from chronik.node.shares.share_partitions import LedShare, SharePartitions
 from chronik.shares.state import InitialState, SharePartitionKey, WrittenState
 from chronik.wire.api import ApiKey
@@ -260,6 +261,36 @@ async def test_aborted_records_are_delivered_only_to_read_uncommitted_groups(tmp
         assert await member.end() is NONE
         key = SharePartitionKey(GROUP, member.topic_id, 0)
         assert (await broker.share_state.read_summary([key], 5_000))[key].start_offset == 7
+
+
+@pytest.mark.parametrize("last", ["marker", "deleted"])
+async def test_no_lag_is_left_by_what_no_consumer_can_acknowledge(tmp_path: Path, last: str) -> None:
+    async with one_node(tmp_path) as broker:
+        await produce(broker, TOPIC, 0, values("a"))
+        member = await ShareMember.open(broker, TOPIC)
+        assert (await member.fetch())[2] and await member.acknowledge((0, 0, ACCEPT)) is NONE
+        partition = broker.partition(TOPIC, 0)
+        assert partition is not None
+        if last == "marker":
+            partition.append_marker(TransactionMarker(7, 0, True, 0), 1)
+        else:
+            await produce(broker, TOPIC, 0, values("b"))
+            await delete_all_records(broker)
+        await until(lambda: partition.high_watermark == 2)
+        assert (await member.fetch(0))[2] == []
+        assert await member.end() is NONE
+        key = SharePartitionKey(GROUP, member.topic_id, 0)
+        async with asyncio.timeout(DEADLINE_S):
+            while (await broker.share_state.read_summary([key], 5_000))[key].start_offset != 2:
+                await asyncio.sleep(0.01)
+
+
+async def delete_all_records(broker: Broker) -> None:
+    connection = await Connection.open("127.0.0.1", broker.server.port)
+    topics = [{"name": TOPIC, "partitions": [{"partition_index": 0, "offset": -1}]}]
+    answer = await connection.call(ApiKey.DELETE_RECORDS, {"topics": topics, "timeout": 10_000})
+    assert answer.topics[0].partitions[0].error_code is NONE
+    connection.close()
 
 
 async def test_a_record_that_is_never_accepted_is_archived_at_the_limit(tmp_path: Path) -> None:

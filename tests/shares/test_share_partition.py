@@ -337,6 +337,31 @@ def test_markers_and_aborted_batches_are_skipped(scene: Scene) -> None:
     assert scene.fetch(A) == [] and scene.partition.start_offset == 20
 
 
+def test_a_marker_that_follows_what_is_done_is_stored_as_done(scene: Scene) -> None:
+    scene.fetch(A)
+    scene.settle(A, 0, 19, ACCEPT)
+    scene.unreadable = {20}
+    scene.produce(1)
+    assert scene.fetch(A) == [] and (scene.partition.start_offset, scene.durable_start) == (25, 20)
+    scene.run(scene.partition.store_start())
+    assert scene.partition.store_start() == [] and not scene.partition.is_idle
+    scene.write(ErrorCode.network_exception)
+    assert scene.durable_start == 20 and not scene.writes, "the next marker or acknowledgement writes it"
+    scene.run(scene.partition.store_start())
+    scene.write()
+    assert scene.durable_start == 25 and scene.partition.is_idle and scene.partition.store_start() == []
+
+
+def test_what_was_skipped_while_a_write_ran_is_stored_after_it(scene: Scene) -> None:
+    scene.fetch(A)
+    token = scene.acknowledge(A, 0, 19, ACCEPT)
+    scene.unreadable = {20}
+    scene.produce(1)
+    assert scene.fetch(B) == [] and scene.partition.store_start() == []
+    scene.write()
+    assert scene.answers[token] is ErrorCode.none and scene.durable_start == 25
+
+
 def test_records_that_compaction_removed_do_not_hold_up_the_partition(scene: Scene) -> None:
     scene.fetch(A)
     scene.run(scene.partition.release(A, 0))

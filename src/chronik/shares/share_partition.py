@@ -136,6 +136,8 @@ class _Pending:
     token: int
     batches: list[StateBatch]
     waiting: list[int]
+    start_offset: int = 0
+    """The start offset that was sent with it."""
 
 
 @dataclass(slots=True)
@@ -194,15 +196,15 @@ class SharePartition:
         self._writing: _Pending | None = None
         self._next: _Pending | None = None
         self._deadline_ms: int | None = None
-        self._gathered = 0
-        """The start offset of the last write."""
+        self._stored_start = 0
+        """The start offset that the share coordinator has."""
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def load(self, state_epoch: int, start_offset: int, batches: Iterable[StateBatch]) -> list[Action]:
         """Start with the durable state. What was acquired, or was never written, is available."""
         self.state_epoch = state_epoch
-        self.start_offset = self.end_offset = self._free_from = self._gathered = start_offset
+        self.start_offset = self.end_offset = self._free_from = self._stored_start = start_offset
         actions: list[Action] = []
         for batch in sorted(batches):
             first = max(batch.first_offset, self.end_offset)
@@ -494,9 +496,23 @@ class SharePartition:
         for batch in pending.batches:
             self._merge(batch.first_offset, batch.last_offset)
         if error is ErrorCode.none:
+            self._stored_start = pending.start_offset
             self._advance()
+            actions += self.store_start()
         actions += self._start_write()
         return actions + self.tick(now_ms)
+
+    def store_start(self) -> list[Action]:
+        """Write the start offset if nothing else will: it has passed only markers, or what retention has deleted.
+
+        Otherwise the group would have a lag for ever, although there is nothing left to deliver.
+        """
+        is_written_later = self._in_flight > 0 or self._writing is not None or self._next is not None
+        if self.fenced is not None or is_written_later or self.start_offset <= self._stored_start:
+            return []
+        self._token += 1
+        self._next = _Pending(self._token, [], [])
+        return self._start_write()
 
     def fence(self, error: ErrorCode, pending: _Pending | None = None) -> list[Action]:
         """Stop: this object is obsolete. Nothing that it has not answered has an effect here."""
@@ -526,7 +542,7 @@ class SharePartition:
         if pending is None or self._writing is not None:
             return []
         self._next, self._writing = None, pending
-        start = self._start_after(pending.token)
+        start = pending.start_offset = self._start_after(pending.token)
         # All offsets that are neither complete nor completed by this write are after `start`.
         completing = sum(run.last - run.first + 1 for run in self._targets(pending) if run.target in _TERMINAL)
         complete = self.end_offset - start - (self._in_flight - completing)

@@ -245,6 +245,8 @@ class Partition:
         self._refused = RefusedBatches()
         self.verifications = Verifications()
         """The transactions whose first batch here waits for their coordinator."""
+        self._is_refusing = False
+        """Whether the last append as leader failed at the disk: the next one that succeeds is worth a line, too."""
         self._is_in_doubt = False
         """Whether the log may end with records that this node appended as leader and that the new leader lacks."""
         self._early_until_s = 0.0
@@ -525,8 +527,8 @@ class Partition:
         batch = encode_marker(*marker, now_ms)
         try:
             result = self.log.append_marker(batch, leader.leader_epoch, now_ms)
-        except StorageError:
-            self._replication.log_failed(self)
+        except StorageError as error:
+            self._append_failed(error)
             raise
         self._appended(len(batch))
         self.verifications.ended(marker.producer_id, marker.producer_epoch)
@@ -536,11 +538,22 @@ class Partition:
         self, records: memoryview, batches: list[tuple[int, BatchHeader]], leader_epoch: int, now_ms: int
     ) -> AppendResult:
         try:
-            return self.log.append(records, batches, leader_epoch, now_ms)
-        except StorageError:
-            # Usually a full disk: another replica may have space.
-            self._replication.log_failed(self)
+            result = self.log.append(records, batches, leader_epoch, now_ms)
+        except StorageError as error:
+            self._append_failed(error)
             raise
+        if self._is_refusing:
+            self._is_refusing = False
+            self._log.info("log_writable")
+        return result
+
+    def _append_failed(self, error: StorageError) -> None:
+        """Usually the disk is full: another replica may have space. Else only this line says why."""
+        if not self._is_refusing:
+            self._is_refusing = True
+            then = "it takes no records until the disk does; producers get KAFKA_STORAGE_ERROR"
+            self._log.error("log_read_only", reason=error.message, then=then)
+        self._replication.log_failed(self)
 
     def append_fetched(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
         """Append batches fetched from the leader, unchanged."""

@@ -383,6 +383,7 @@ class SharePartitions:
         try:
             for _ in range(READS_MAX):
                 machine.log_start_moved(led.log.log_start_offset)
+                self._run(led, machine.store_start())
                 if not machine.can_acquire or led.is_dropped:
                     return None
                 offset = machine.next_fetch_offset
