@@ -108,7 +108,9 @@ def test_damaged_replicas_of_a_leader_and_a_follower_are_healed_under_load(
             moved = {path.name for path in Path(folder).glob("*.log")}
             # The damaged segment and all later ones were set aside; only the test deleted anything.
             assert (segments[partition].name in moved) == (damage is not delete)
-            assert min(moved) >= segments[partition].name and len(moved) > 1
+            # A reader reports where its read began: in the segment before, if it continued in a deleted one.
+            is_exact = healed["how"] == "scrub" or damage is not delete
+            assert (not is_exact or min(moved) >= segments[partition].name) and len(moved) > 1
             assert metric(nodes.node(victim), "chronik_replicas_healed_total") >= 1
             assert metric(nodes.node(victim), "chronik_damages_found_total") >= 1
         workload.proceed(PROGRESS)

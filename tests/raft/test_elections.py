@@ -92,6 +92,17 @@ def test_a_leader_without_answers_from_a_majority_steps_down() -> None:
     assert RoleChanged(RoleKind.FOLLOWER, 2, None) in solo.events
 
 
+def test_a_sole_voter_leads_on_after_a_pause() -> None:
+    solo = Solo(stored_log(1, [1], founded((1,))))
+    solo.wait(4 * TIMEOUT_MS)
+    term = solo.node.term
+    assert solo.node.is_leader
+    solo.now_ms += 10 * TIMEOUT_MS
+    solo.wait(0)
+    assert solo.node.is_leader and solo.node.term == term
+    assert (solo.node.leader_lease_until_ms or 0) > solo.now_ms
+
+
 def test_a_leader_with_answers_from_a_majority_stays_the_leader() -> None:
     solo = Solo()
     solo.lead()

@@ -63,7 +63,8 @@ class Leader:
 
     def tick(self) -> Transition | None:
         state = self._state
-        if state.now_ms - self._contact_ms >= state.settings.election_timeout_ms:
+        is_late = state.now_ms - self._contact_ms >= state.settings.election_timeout_ms
+        if is_late and not state.membership.has_majority((state.node_id,)):
             # Check-quorum: other nodes may have elected a leader that this node cannot hear.
             return ToFollower(state.term)
         if self._transfer is not None and state.now_ms >= self._transfer[1]:
