@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
 
 from confluent_kafka import KafkaError, Message, Producer
 from tests.cluster.support_cluster import Nodes, reset_peak
@@ -189,6 +191,61 @@ class Member(WireMember):
         """Assign each member its partitions, one byte each: the coordinator does not parse assignments."""
         count = len(self.members)
         return {member: bytes(range(index, self._partitions, count)) for index, member in enumerate(self.members)}
+
+
+class ConsumerMember:
+    """A member of the new protocol (KIP-848), which owns what it has acknowledged."""
+
+    def __init__(self, nodes: Nodes, group: str, topic: str) -> None:
+        self.assigned: list[int] = []
+        self.epoch = 0
+        self._client = nodes.connect(nodes.coordinator(group), timeout_s=90.0)
+        self._group, self._topic = group, topic
+        self._id = str(uuid4())
+        self._topic_id: UUID | None = None
+
+    def follow(self) -> None:
+        """Send heartbeats until the assignment is the one that was acknowledged; the first one joins."""
+        reported: list[int] | None = None
+        while True:
+            response = self._beat(reported)
+            if reported is not None:
+                self.assigned = reported
+            if response.assignment is None:
+                return
+            topics = response.assignment.topic_partitions
+            assigned = sorted(index for each in topics for index in each.partitions)
+            self._topic_id = topics[0].topic_id if topics else self._topic_id
+            if assigned == self.assigned:
+                return
+            # It gives up at once what it must, and takes the rest only once that is acknowledged.
+            self.assigned = sorted(set(self.assigned) & set(assigned))
+            reported = assigned
+
+    def end(self) -> None:
+        """Leave the group."""
+        self.assigned, self.epoch = [], -1
+        self._beat(None)
+        self.close()
+
+    def close(self) -> None:
+        self._client.socket.close()
+
+    def _beat(self, owned: list[int] | None) -> Any:
+        joins = self.epoch == 0
+        partitions = [{"topic_id": self._topic_id, "partitions": owned}] if owned else []
+        values: dict[str, Any] = {
+            "group_id": self._group,
+            "member_id": self._id,
+            "member_epoch": self.epoch,
+            "rebalance_timeout": 60_000 if joins else -1,
+            "subscribed_topic_names": [self._topic] if joins else None,
+            "topic_partitions": partitions if joins or owned is not None else None,
+        }
+        response = self._client.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, values)
+        assert response.error_code is ErrorCode.none, response
+        self.epoch = response.member_epoch
+        return response
 
 
 def new_group() -> str:

@@ -24,6 +24,7 @@ from tests.cluster.support_workload import Workload
 from tests.faults.support_overload import (
     MB,
     OUTCOME_TIMEOUT_S,
+    ConsumerMember,
     Flood,
     Member,
     SlowReaders,
@@ -173,6 +174,40 @@ def test_a_group_of_two_hundred_members_that_rebalances(
         memory_is_bounded(nodes, before, results, 80)
         for member in members:
             member.client.socket.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_consumer_group_of_two_hundred_members_that_come_and_go(
+    nodes: Nodes, size: Size, beside: Beside, results: SoakResults
+) -> None:
+    """The same with KIP-848, and others join: no partition has two owners at any time, and each one has one again."""
+    partitions, moving = 250, 10
+    group, topic = new_group(), nodes.new_topic(partitions)
+    with beside() as other, ThreadPoolExecutor(200) as threads:
+        before = reset_peaks(nodes)
+
+        def more(count: int) -> list[ConsumerMember]:
+            return list(threads.map(lambda _: ConsumerMember(nodes, group, topic), range(count)))
+
+        members = more(200)
+        for _ in range(size.of(2, 10)):
+            eventually(partial(have_settled, members, threads, partitions), timeout_s=90, what="all have owners")
+            leaving, members = members[:moving], members[moving:]
+            list(threads.map(ConsumerMember.end, leaving))
+            members += more(moving)
+        other.proceed(BESIDE_RECORDS)
+        memory_is_bounded(nodes, before, results, 80)
+        for member in members:
+            member.close()
+
+
+def have_settled(members: list[ConsumerMember], threads: ThreadPoolExecutor, partitions: int) -> bool:
+    """Send heartbeats; return whether all members are in one epoch, and each partition has an owner."""
+    list(threads.map(ConsumerMember.follow, members))
+    owned = sorted(chain.from_iterable(member.assigned for member in members))
+    if len(owned) != len(set(owned)):
+        pytest.fail(f"a partition has two owners: {owned}")
+    return owned == list(range(partitions)) and len({member.epoch for member in members}) == 1
 
 
 def stable(members: list[Member], threads: ThreadPoolExecutor) -> None:

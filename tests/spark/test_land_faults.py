@@ -136,15 +136,24 @@ def own_node(tmp_path: Path) -> Iterator[Node]:
 
 
 def python_workers() -> list[int]:
-    """Return the Python processes that Spark has forked for tasks: children of its daemon."""
-    parents = {}
+    """Return the Python processes that the Spark of this test forked for tasks: children of its daemon.
+
+    Not all of the machine: other tests run at the same time, with a Spark of their own.
+    """
+    parents, daemons = {}, set()
     for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and b"pyspark.daemon" in (entry / "cmdline").read_bytes():
+        with suppress(OSError):
+            if entry.name.isdigit():
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    return [pid for pid, parent in parents.items() if parent in parents]
+                if b"pyspark.daemon" in (entry / "cmdline").read_bytes():
+                    daemons.add(int(entry.name))
+
+    def is_ours(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+
+    return [pid for pid in sorted(daemons) if parents[pid] in daemons and is_ours(pid)]
 
 
 @pytest.fixture
