@@ -12,7 +12,7 @@ from tests.sim.planted_consumer_groups import PINNED_IN_CONSUMER_GROUPS, PLANTED
 from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS, Found
 from tests.sim.planted_rot import PLANTED_IN_ROT
 from tests.sim.planted_share_groups import PLANTED_IN_SHARE_GROUPS, SHARE_GROUP_SEEDS_MAX, locks_never_end
-from tests.sim.planted_transactions import PLANTED_IN_TRANSACTIONS, SEEDS_MAX, stale_coordinator_is_accepted
+from tests.sim.planted_transactions import PLANTED_IN_TRANSACTIONS, SEEDS_MAX
 
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.cluster_scenarios import ConsumerGroups, ThreeNodes
@@ -69,8 +69,6 @@ PINNED: dict[Planted, Found] = {
     **PINNED_IN_CONSUMER_GROUPS,
     **PLANTED_IN_SHARE_GROUPS,
 }
-# Found too rarely for a seed that survives changes of the source; `make soak` runs as many seeds as it needs.
-del PINNED[stale_coordinator_is_accepted]
 SLOW = {locks_never_end}
 """Found only after the time within which a group settles: only `make soak` runs it. tests/shares has a test for it."""
 
