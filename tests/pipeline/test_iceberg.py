@@ -198,6 +198,21 @@ def test_files_are_removed_when_no_snapshot_needs_them_and_readers_have_had_time
     assert landed(tmp_path) == each(25)
 
 
+def test_a_merge_stays_readable_until_its_snapshot_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next snapshot does not have the manifest of what the merge deleted."""
+    monkeypatch.setattr("chronik.pipeline.land.maintenance.MERGE_FILES", 4)
+    same, uri = lander(tmp_path), str(tmp_path / "t")
+    for batch in range(4):
+        same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
+    assert maintain_at(uri, {}, "m1", loaded(tmp_path).metadata.last_updated_ms).merged_files == 4
+    merge = loaded(tmp_path).metadata.current_snapshot_id
+    same.land("q", 4, writer(tmp_path, records(0, range(20, 25))))
+    maintain_at(uri, {}, "m2", loaded(tmp_path).metadata.last_updated_ms + 2 * DAY_MS, None, 24)
+    assert loaded(tmp_path).scan(snapshot_id=merge).to_arrow().num_rows == 20
+    for manifest in loaded(tmp_path).snapshot_by_id(merge).manifests(loaded(tmp_path).io):
+        assert Path(manifest.manifest_path.removeprefix("file://")).exists(), manifest
+
+
 @pytest.mark.parametrize("error", [CommitFailedException, CommitStateUnknownException, OperationalError])
 def test_a_commit_that_is_reported_as_failed_and_took_place_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]

@@ -123,7 +123,8 @@ def _remove_unused(table: Any, before: datetime) -> int:
 def _used(table: Any) -> set[str]:
     """Return the addresses of all files of all snapshots, and of their metadata.
 
-    A landing only adds files, so the snapshot that it adds has all files of the one before it.
+    A landing only adds files, so its snapshot has all files of a landing before it. It does not have the manifest of
+    what a merge before it deleted, and readers of the merge's snapshot need that.
     """
     metadata, io = table.metadata, table.io
     used = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
@@ -131,7 +132,7 @@ def _used(table: Any) -> set[str]:
     included -= {each.parent_snapshot_id for each in metadata.snapshots if not _is_landing(each)}
     for snapshot in metadata.snapshots:
         used.add(snapshot.manifest_list)
-        if snapshot.snapshot_id in included:
+        if snapshot.snapshot_id in included and _is_landing(snapshot):
             continue
         for manifest in snapshot.manifests(io):
             if manifest.manifest_path not in used:
