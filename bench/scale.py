@@ -38,11 +38,11 @@ from chronik.metadata.commands import (
     encode_command,
 )
 from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
-from chronik.metadata.image import ClusterImage, decode_image, encode_image
+from chronik.metadata.image import DEFAULT_LISTENER, ClusterImage, decode_image, encode_image
 from chronik.metadata.placement import place_replicas
-from chronik.node.admin.topic_description import AbsentBrokers, described_topic
+from chronik.node.admin.topic_description import AbsentBrokers
+from chronik.node.apis.metadata import DescribedTopics
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode
 from chronik.wire.messages import write_response
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -190,11 +190,11 @@ def measure(partitions: int, topics_of: int, nodes: int) -> Figures:
     with cpu("isr_change_cpu", changes):
         for _ in range(changes):
             _change_isr(cluster)
-    absent = AbsentBrokers(frozenset(), ErrorCode.none)
+    absent = AbsentBrokers.on(cluster.image, DEFAULT_LISTENER)
     for name, topics, calls in (("all", [*cluster.image.topics.values()], 1), ("one", [topic], 100)):
         with cpu(f"metadata_of_{name}_cpu", calls):
             for _ in range(calls):
-                values = [described_topic(cluster.image, each, absent) for each in topics]
+                values = DescribedTopics(topics, absent, {})
                 brokers = {"brokers": (), "cluster_id": "scale", "controller_id": 0}
                 body = write_response(ApiKey.METADATA, METADATA_VERSION, {**brokers, "topics": values})
         figures[f"metadata_of_{name}_kb"] = round(len(body) / 1e3, 1)
