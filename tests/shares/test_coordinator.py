@@ -103,6 +103,22 @@ def test_a_failed_append_changes_nothing_and_is_not_a_success(log: Log) -> None:
     assert log.replies[waiting]["state"].batches == ()
 
 
+@pytest.mark.parametrize("name", ["write", "delete", "initialize"])
+def test_a_write_after_an_append_that_timed_out_survives_loading(log: Log, name: str) -> None:
+    """The records of the append that timed out are in the log, and are committed before those of later writes."""
+    many = [StateBatch(2 * each, 2 * each, AVAILABLE, 1) for each in range(20)]
+    log.ask("write", KEY, written(*many))
+    values = {"write": (written(*many),), "delete": (), "initialize": (InitialState(2, 100),)}[name]
+    log.start(name, KEY, *values)
+    log.records += log.pending[0].records
+    log.commit(ErrorCode.request_timed_out)
+
+    accepted = StateBatch(2, 2, ACCEPTED, 1)
+    assert log.ask("write", KEY, written(accepted))["error_code"] is ErrorCode.none
+    log.load()
+    assert accepted in log.state().batches
+
+
 def test_reading_fences_leaders_of_earlier_epochs(log: Log) -> None:
     assert log.ask("read", KEY, 7)["state"].start_offset == 0
     assert log.ask("write", KEY, written(leader=6))["error_code"] is ErrorCode.fenced_leader_epoch

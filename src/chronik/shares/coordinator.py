@@ -286,8 +286,11 @@ class ShareCoordinator:
             self._apply(stored, write)
             if write.token is not None:
                 actions.append(Reply(write.token, write.values))
-        elif write.token is not None:
-            actions.append(_reply(write.token, RETRIABLE.get(error, error)))
+        else:
+            # The records may be in the log and be committed later. Only a snapshot replaces whatever they are.
+            stored.updates = UPDATES_PER_SNAPSHOT
+            if write.token is not None:
+                actions.append(_reply(write.token, RETRIABLE.get(error, error)))
         while stored.waiting and stored.pending is None:
             actions += stored.waiting.popleft()[1](at)
         self._drop_if_empty(stored)
