@@ -286,6 +286,16 @@ def test_a_lock_that_ends_during_a_write_is_released_only_if_it_fails(scene: Sce
     assert scene.fetch(B) == [Acquired(0, 19, 2)]
 
 
+def test_a_lock_that_ended_during_a_write_sets_no_timer_until_the_write_ends(scene: Scene) -> None:
+    """A timer that is due again at once would occupy the loop for as long as the share coordinator is away."""
+    scene.fetch(A, 5)
+    scene.acknowledge(A, 0, 4, ACCEPT)
+    scene.pass_time(LOCK_MS)
+    assert scene.partition.next_deadline_ms() is None
+    scene.write(ErrorCode.coordinator_not_available)
+    assert scene.states()[0][2] == "AVAILABLE"
+
+
 @pytest.mark.parametrize("by_lock", [True, False])
 def test_a_record_is_archived_at_its_delivery_limit(scene: Scene, by_lock: bool) -> None:
     for count in (1, 2, 3):

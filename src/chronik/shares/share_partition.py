@@ -299,7 +299,7 @@ class SharePartition:
                 self._join(acquired, Acquired(run.first, run.last, run.count), limits.batch_size)
                 at += 1
         if acquired:
-            self._deadline_ms = deadline_ms if self._deadline_ms is None else min(self._deadline_ms, deadline_ms)
+            self._watch(deadline_ms)
         for first, last, _ in acquired:
             self._merge(first, last)
         self._merge(end_before, self.end_offset - 1)
@@ -437,13 +437,17 @@ class SharePartition:
             return []
         self._cut = [run for run in self._cut if run.deadline_ms > now_ms]
         actions = self._release(lambda run: run.deadline_ms <= now_ms)
-        locked = [run.deadline_ms for run in (*self._runs, *self._cut) if run.state is ACQUIRED]
-        self._deadline_ms = min(locked) if locked else None
+        # A lock whose acknowledgement is being written ends with that write: see `written`.
+        locked = (run for run in (*self._runs, *self._cut) if run.state is ACQUIRED and run.target is None)
+        self._deadline_ms = min((run.deadline_ms for run in locked), default=None)
         return actions
 
     def next_deadline_ms(self) -> int | None:
         """Return when the next lock may end; None if nothing is locked."""
         return self._deadline_ms if self.fenced is None else None
+
+    def _watch(self, deadline_ms: int) -> None:
+        self._deadline_ms = deadline_ms if self._deadline_ms is None else min(self._deadline_ms, deadline_ms)
 
     def _release(self, is_released: Callable[[_Run], bool]) -> list[Action]:
         """Make acquired records available at once, or archive them. The write that counts the delivery follows.
@@ -488,7 +492,9 @@ class SharePartition:
         actions: list[Action] = []
         for run in list(self._targets(pending)):
             target, run.target = run.target, None
-            if error is ErrorCode.none and target is not None:
+            if error is not ErrorCode.none:
+                self._watch(run.deadline_ms)
+            elif target is not None:
                 self._set_state(run, target)
                 if target is ARCHIVING:
                     actions.append(DeadLetter(run.first, run.last, run.count))
