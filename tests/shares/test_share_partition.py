@@ -336,6 +336,22 @@ def test_records_in_flight_are_bounded_but_released_ones_are_always_delivered(sc
     assert scene.fetch(B) == [Acquired(10, 14, 1)]
 
 
+def test_state_behind_one_held_record_stays_small_whatever_the_outcomes() -> None:
+    scene = Scene(batch_records=1)
+    scene.produce(1_000)
+    assert scene.fetch(A, 1) == [Acquired(0, 0, 1)]
+    for at in range(1, 1_000):
+        scene.fetch(B, 1)
+        if at % 3 == 0:
+            scene.settle(B, at, at, RELEASE)
+            scene.fetch(B, 1)
+        scene.settle(B, at, at, ACCEPT if at % 2 else REJECT)
+    assert [entry[:2] for entry in scene.states()] == [(0, 0), (1, 999)]
+    assert [batch[:2] for batch in scene.durable] == [(1, 999)]
+    scene.settle(A, 0, 0, ACCEPT)
+    assert (scene.durable_start, scene.durable) == (1_000, ())
+
+
 def test_markers_and_aborted_batches_are_skipped(scene: Scene) -> None:
     scene.unreadable = {0, 10}
     assert scene.fetch(A) == [Acquired(5, 9, 1), Acquired(15, 19, 1)]

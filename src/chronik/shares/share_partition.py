@@ -20,12 +20,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from chronik.shares.state import DeliveryState, StateBatch, WrittenState
+from chronik.shares.state import COMPLETE, DeliveryState, StateBatch, WrittenState, combine
 from chronik.wire.errors import ErrorCode
 
 AVAILABLE, ACQUIRED = DeliveryState.AVAILABLE, DeliveryState.ACQUIRED
 ACKNOWLEDGED, ARCHIVING, ARCHIVED = DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVING, DeliveryState.ARCHIVED
-_TERMINAL = (ACKNOWLEDGED, ARCHIVED)
 
 DELIVERIES_MAX: Final = 32_767
 """The delivery count is an int16."""
@@ -125,8 +124,8 @@ class _Run:
         return self.state is AVAILABLE and self.target is None
 
     @property
-    def is_terminal(self) -> bool:
-        return self.state in _TERMINAL and self.target is None
+    def is_complete(self) -> bool:
+        return self.state in COMPLETE and self.target is None
 
 
 @dataclass(slots=True)
@@ -224,7 +223,7 @@ class SharePartition:
         self.end_offset = run.last + 1
         if run.state is AVAILABLE:
             self._free_from = min(self._free_from, run.first)
-        if run.state not in _TERMINAL:
+        if run.state not in COMPLETE:
             self._in_flight += run.last - run.first + 1
 
     # -- fetching ------------------------------------------------------------------------------------------------------
@@ -550,9 +549,9 @@ class SharePartition:
         self._next, self._writing = None, pending
         start = pending.start_offset = self._start_after(pending.token)
         # All offsets that are neither complete nor completed by this write are after `start`.
-        completing = sum(run.last - run.first + 1 for run in self._targets(pending) if run.target in _TERMINAL)
+        completing = sum(run.last - run.first + 1 for run in self._targets(pending) if run.target in COMPLETE)
         complete = self.end_offset - start - (self._in_flight - completing)
-        batches = _joined(batch for batch in pending.batches if batch.last_offset >= start)
+        batches = combine((), pending.batches, start)
         written = WrittenState(self.state_epoch, self.leader_epoch, start, batches, complete)
         return [Write(pending.token, written)]
 
@@ -572,7 +571,7 @@ class SharePartition:
         """Return the start offset if the write succeeds. It never passes a record whose delivery is not complete."""
         start = self.start_offset
         for run in self._runs:
-            done = run.is_terminal or (run.write == token and run.target in _TERMINAL)
+            done = run.is_complete or (run.write == token and run.target in COMPLETE)
             if not done:
                 break
             start = run.last + 1
@@ -591,7 +590,7 @@ class SharePartition:
             if run.first >= log_start:
                 kept.append(run)
                 continue
-            if run.state not in _TERMINAL:
+            if run.state not in COMPLETE:
                 self._in_flight -= run.last - run.first + 1
             if run.state is ACQUIRED and run.target is None:
                 self._cut.append(run)
@@ -655,7 +654,7 @@ class SharePartition:
         return self._runs[at:end]
 
     def _set_state(self, run: _Run, state: DeliveryState) -> None:
-        if run.state not in _TERMINAL and state in _TERMINAL:
+        if run.state not in COMPLETE and state in COMPLETE:
             self._in_flight -= run.last - run.first + 1
         if run.state is ACQUIRED:
             self.deliveries.left_lock(run, state, self.settings.delivery_count_limit)
@@ -677,6 +676,8 @@ class SharePartition:
             run = self._runs[at]
             if merged and _is_same(merged[-1], run):
                 merged[-1].last = run.last
+                if merged[-1].state is not run.state:
+                    merged[-1].state = ARCHIVED
             else:
                 merged.append(run)
             at += 1
@@ -687,7 +688,7 @@ class SharePartition:
         """Move the start offset past the records whose delivery is complete."""
         runs = self._runs
         done = 0
-        while done < len(runs) and runs[done].is_terminal:
+        while done < len(runs) and runs[done].is_complete:
             done += 1
         if done:
             self.start_offset = runs[done - 1].last + 1
@@ -695,10 +696,10 @@ class SharePartition:
 
 
 def _is_same(before: _Run, run: _Run) -> bool:
+    if before.is_complete and run.is_complete:
+        return True  # Which state they have does not matter any more.
     if (before.state, before.target) != (run.state, run.target):
         return False
-    if run.is_terminal:
-        return True
     if run.target is not None and before.write != run.write:
         return False
     if run.state is AVAILABLE and before.count == run.count:
@@ -742,14 +743,3 @@ def _typed(acknowledgements: Iterable[Acknowledgement]) -> Iterator[tuple[int, i
             if offset == last or types[offset + 1 - first] != types[offset - first]:
                 yield start, offset, AcknowledgeType(types[offset - first])
                 start = offset + 1
-
-
-def _joined(batches: Iterable[StateBatch]) -> tuple[StateBatch, ...]:
-    joined: list[StateBatch] = []
-    for batch in sorted(batches):
-        last = joined[-1] if joined else None
-        if last is not None and (last[1] + 1, last[2], last[3]) == (batch[0], batch[2], batch[3]):
-            joined[-1] = last._replace(last_offset=batch.last_offset)
-        else:
-            joined.append(batch)
-    return tuple(joined)
