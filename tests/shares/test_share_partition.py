@@ -352,6 +352,17 @@ def test_state_behind_one_held_record_stays_small_whatever_the_outcomes() -> Non
     assert (scene.durable_start, scene.durable) == (1_000, ())
 
 
+def test_the_number_of_complete_offsets_fits_its_field() -> None:
+    """A producer chooses how many offsets a batch claims; Kafka's field for the number is an int32."""
+    partition = SharePartition(ShareSettings(), 1)
+    partition.load(1, 0, ())
+    batches = [FetchedBatch(0, 0), FetchedBatch(1, 1 << 31), FetchedBatch((1 << 31) + 1, 1 << 32)]
+    assert partition.acquire(A, 0, batches, Limits(1 << 40, 1 << 40), 0) == [Acquired(0, 1 << 31, 1)]
+    write = partition.acknowledge(A, [Acknowledgement(1, 1 << 31, (ACCEPT,))], 0)[1][0]
+    assert isinstance(write, Write)
+    assert write.state.delivery_complete_count == (1 << 31) - 1
+
+
 def test_markers_and_aborted_batches_are_skipped(scene: Scene) -> None:
     scene.unreadable = {0, 10}
     assert scene.fetch(A) == [Acquired(5, 9, 1), Acquired(15, 19, 1)]

@@ -30,6 +30,10 @@ DELIVERIES_MAX: Final = 32_767
 """The delivery count is an int16."""
 
 
+COMPLETE_COUNT_MAX: Final = (1 << 31) - 1
+"""The number of complete offsets is an int32. It is larger only if a producer's batches claim that many records."""
+
+
 class AcknowledgeType(IntEnum):
     GAP = 0
     """The offset has no record."""
@@ -550,7 +554,7 @@ class SharePartition:
         start = pending.start_offset = self._start_after(pending.token)
         # All offsets that are neither complete nor completed by this write are after `start`.
         completing = sum(run.last - run.first + 1 for run in self._targets(pending) if run.target in COMPLETE)
-        complete = self.end_offset - start - (self._in_flight - completing)
+        complete = min(self.end_offset - start - (self._in_flight - completing), COMPLETE_COUNT_MAX)
         batches = combine((), pending.batches, start)
         written = WrittenState(self.state_epoch, self.leader_epoch, start, batches, complete)
         return [Write(pending.token, written)]
