@@ -269,3 +269,26 @@ def test_the_version_of_a_reference_is_a_number() -> None:
     registry.register("a", record("x"))
     reference = {"name": "R", "subject": "a", "version": True}
     registry.fails(Code.INVALID_SCHEMA, "register", "b", body={"schema": '"R"', "references": [reference]})
+
+
+@pytest.mark.parametrize("context", ["", ":.ctx:"])
+@pytest.mark.parametrize("whole_subject", [True, False])
+def test_an_id_is_not_used_again_after_the_records_of_its_schema_were_compacted(
+    context: str, whole_subject: bool
+) -> None:
+    """Records with the id may still exist: they would be decoded with another schema."""
+    registry = Registry()
+    registry.register(f"{context}a", "int")
+    assert registry.register(f"{context}b", "string") == 2
+    registry.run("delete_subject", f"{context}b")
+    if whole_subject:
+        registry.run("delete_subject", f"{context}b", permanent=True)
+    else:
+        registry.run("delete_version", f"{context}b", version=1, permanent=True)
+    latest = dict(registry.log)
+    registry.state = State()
+    for key, value in latest.items():
+        if value is not None:
+            registry.state.apply(key, value)
+    assert registry.state.unreadable == 0
+    assert registry.register(f"{context}c", "long") == 3

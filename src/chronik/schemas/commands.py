@@ -25,6 +25,7 @@ from chronik.schemas.state import (
     Version,
     context_of,
     deleted_subject_record,
+    last_id_record,
     normal_subject,
     schema_record,
     schema_tombstone,
@@ -315,9 +316,8 @@ def delete_version(state: State, subject: str, arguments: dict[str, Any]) -> Out
     if not is_permanent:
         return Outcome(version.version, (schema_record(version._replace(is_deleted=True)),))
     is_last = len(state.versions(subject, deleted=True)) == 1
-    return Outcome(
-        version.version, (schema_tombstone(version), *(_without_settings(state, subject) if is_last else ()))
-    )
+    settings = _without_settings(state, subject) if is_last else ()
+    return Outcome(version.version, (schema_tombstone(version), *settings, *_kept_id(state, [version])))
 
 
 def delete_subject(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
@@ -335,7 +335,8 @@ def delete_subject(state: State, subject: str, arguments: dict[str, Any]) -> Out
             )
         _check_unreferenced(state, versions, is_permanent)
         records = [schema_tombstone(each) for each in reversed(versions)]
-        return Outcome([each.version for each in versions], (*records, *_without_settings(state, subject)))
+        settings = _without_settings(state, subject)
+        return Outcome([each.version for each in versions], (*records, *settings, *_kept_id(state, versions)))
     if not live:
         raise Refused(
             Code.SUBJECT_SOFT_DELETED, f"Subject '{subject}' was soft deleted.Set permanent=true to delete permanently"
@@ -359,6 +360,13 @@ def _check_unreferenced(state: State, versions: list[Version], is_permanent: boo
                 f"One or more references exist to the schema {{magic=1,keytype=SCHEMA,subject={version.subject},"
                 f"version={version.version}}}.",
             )
+
+
+def _kept_id(state: State, removed: list[Version]) -> tuple[Record, ...]:
+    """Return the record of the context's last id if a removed version has it: compaction removes the others."""
+    context = context_of(removed[0].subject)
+    last_id = state.last_ids[context]
+    return (last_id_record(context, last_id),) if any(each.id == last_id for each in removed) else ()
 
 
 def _without_settings(state: State, subject: str) -> tuple[Record, ...]:
