@@ -246,18 +246,22 @@ def _target(state: State, parent: str, reference: Reference, visible: Visible, *
 def resolve(state: State, subject: str, references: tuple[Reference, ...], visible: Visible = None) -> dict[str, str]:
     """Return the texts of all references by name, the innermost first. A soft-deleted version still resolves."""
     found: dict[str, str] = {}
-
-    def visit(parent: str, inner: tuple[Reference, ...]) -> None:
-        for each in inner:
-            if each.name in found:
-                continue
+    seen: set[str] = set()
+    """Names that are found, or whose own references are being resolved: imported versions may refer to each other."""
+    waiting = [("", "", subject, iter(references))]
+    while waiting:
+        name, text, parent, inner = waiting[-1]
+        each = next(inner, None)
+        if each is None:
+            waiting.pop()
+            if waiting:
+                found[name] = text
+        elif each.name not in seen:
             target = _target(state, parent, each, visible, deleted=True)
-            if len(found) >= REFERENCES_MAX:
+            if len(seen) >= REFERENCES_MAX:
                 raise InvalidSchema(f"the schema has more than {REFERENCES_MAX} references")
-            visit(target.subject, target.references)
-            found.setdefault(each.name, target.text)
-
-    visit(subject, references)
+            seen.add(each.name)
+            waiting.append((each.name, target.text, target.subject, iter(target.references)))
     return found
 
 
