@@ -244,7 +244,7 @@ def test_half_of_a_surrogate_pair_is_refused(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"minimum": NaN}', "NaN is no number of JSON"),
+        ('{"minimum": NaN}', "NaN is not a JSON number"),
         ('{"a":' * 5_000 + "1" + "}" * 5_000, "nested too deeply"),
         ("{", "is not JSON"),
     ],

@@ -22,7 +22,7 @@ class Reference(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One version of a subject. `more` has the fields that this registry stores without a meaning: metadata, rules."""
+    """One version of a subject. `more` has metadata and rules, which this registry stores and does not interpret."""
 
     subject: str
     version: int
