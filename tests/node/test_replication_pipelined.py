@@ -363,3 +363,20 @@ async def test_a_leader_refuses_received_positions_that_do_not_fit_its_log(clust
     (below,) = await session.answer(session.send(3, ReceivedPosition(2, 0, True)))
     assert below.error_code == ErrorCode.invalid_request
     assert durable_end_of(cluster, 3) == 1
+
+
+@on_cluster()
+async def test_a_cold_read_for_a_follower_holds_at_least_one_batch(cluster: Cluster) -> None:
+    """Found by the simulator: if a response was nearly full, the read returned nothing, which counted as a failure."""
+    await written(cluster)
+    session = Session(cluster)
+    await session.answer(session.send(1, max_wait_ms=0))
+    leading = cluster[1].host.replica_sessions._sessions[3]
+    (entry,) = leading._entries.values()
+    log = cluster[1].partition.log
+    log.read = lambda *args, **more: None  # type: ignore[method-assign]
+    cold: list[Any] = []
+    leading._read(entry, FetchPartitionResponse(0), cold, 10, is_first=False)
+    (read,) = cold
+    assert [record.value for record in decode_batch(read.job())] == [b"b", b"c"]
+    cluster[1].partition.jobs.end()
