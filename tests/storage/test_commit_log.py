@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from errno import EIO, ENOSPC
 from random import Random
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
@@ -40,19 +41,21 @@ LOG = LogId(TOPIC, 0)
 
 def lives(seeds: range) -> Node:
     """Let nodes live and crash; return the last one, with the sums of all counts."""
-    frames = replayed = voids = recycled = 0
+    frames = submitted = replayed = voids = recycled = 0
     for seed in seeds:
         node = Node(f"s{seed}")
         node.live(crashes=6)
         frames, replayed = frames + node.frames, replayed + node.replayed
-        voids, recycled = voids + node.voids, recycled + node.recycled
+        voids, recycled, submitted = voids + node.voids, recycled + node.recycled, submitted + node.submitted
     node.frames, node.replayed, node.voids, node.recycled = frames, replayed, voids, recycled
+    node.submitted = submitted
     return node
 
 
 def test_acknowledged_records_survive_crashes_at_any_step_of_a_node() -> None:
     node = lives(range(SEEDS))
     assert node.frames > 10 * SEEDS // 2
+    assert SEEDS < node.submitted < node.frames
     assert node.replayed > 0
     assert node.voids > SEEDS
     assert node.recycled > SEEDS // 5
@@ -96,8 +99,8 @@ def an_old_generation_counts() -> Iterator[None]:
     """As without generations: every run counts the frames of all earlier runs as well."""
     begin = DataFolder.begin_commit_log
 
-    def begin_again(folder: DataFolder, generation: UUID, size_bytes: int) -> CommitLog:
-        return begin(folder, GENERATION, size_bytes)
+    def begin_again(folder: DataFolder, generation: UUID, *rest: Any) -> CommitLog:
+        return begin(folder, GENERATION, *rest)
 
     with patch.object(DataFolder, "begin_commit_log", begin_again):
         yield
