@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from errno import EIO
 from random import Random
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -19,12 +20,13 @@ from tests.storage.helpers import NOW_MS, append_many, offsets
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
+from chronik.node.replicas import committer
 from chronik.node.replicas.committer import ROUND_BYTES_MAX, Committer, begin_commit_log
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
-from chronik.storage.commit_log import LogFrames, LogId
+from chronik.storage.commit_log import FREE_FILES_MIN, LogFrames, LogId
 from chronik.storage.config import LogConfig
 from chronik.storage.direct_writes import DirectWriter
 from chronik.storage.folder import DataFolder, RecoveryPoint
@@ -126,7 +128,7 @@ def is_direct(request: pytest.FixtureRequest) -> bool:
 
 
 @asynccontextmanager
-async def opened(is_direct: bool) -> AsyncIterator[Node]:
+async def opened(is_direct: bool, has_room: bool = True) -> AsyncIterator[Node]:
     """Start a node whose frames are written by threads, or without."""
     disk = FaultyDisk()
 
@@ -143,15 +145,17 @@ async def opened(is_direct: bool) -> AsyncIterator[Node]:
         commit_log = await begin_commit_log(runtime, folder)
         assert commit_log is not None
         watch = DiskWatch(runtime.loop, 5_000, runtime.log)
-        committer = Committer(runtime, watch, commit_log)
-        while commit_log.wants_file:
+        frames = Committer(runtime, watch, commit_log)
+        while has_room and commit_log.wants_file:
             commit_log.add_file()
-        committer.start()
-        node = Node(disk, folder, Syncer(runtime, watch, committer))
+        if not has_room:
+            disk.capacity_bytes = (FREE_FILES_MIN - 1) * commit_log.file_bytes
+        frames.start()
+        node = Node(disk, folder, Syncer(runtime, watch, frames))
         # The first sync of a segment makes its name durable.
         assert await node.append() == [f"t{index}-0" for index in range(LOGS)]
         yield node
-        committer.close()
+        frames.close()
         commit_log.close()
 
 
@@ -215,6 +219,15 @@ async def test_the_commit_log_keeps_what_a_segment_could_not_be_synced_with(node
     for _ in range(40):
         await node.append(1)
     assert len(node.recovered()[1]) >= acknowledged
+
+
+async def test_a_commit_log_for_which_the_disk_has_no_room_begins_when_it_has() -> None:
+    with patch.object(committer, "ADD_RETRY_S", 0.01):
+        async with opened(is_direct=False, has_room=False) as node:
+            assert "commit-log" not in await node.append()
+            node.disk.capacity_bytes *= 2
+            await node.until(lambda: len(node.committer.commit_log._free) > 0)
+            assert await node.append() == ["commit-log"]
 
 
 @on_node

@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from errno import EIO
+from errno import EIO, ENOSPC
 from struct import Struct
 from threading import Lock
 from typing import Final, NamedTuple
@@ -50,6 +50,8 @@ FOLDER_NAME: Final = "commit-log"
 PAGE_BYTES: Final = 4096
 FILES_MAX: Final = 4
 FILE_BYTES_MIN: Final = 8 * PAGE_BYTES
+FREE_FILES_MIN: Final = 8
+"""A file is created only if the disk has room for this many: small disks are for the logs."""
 MAX_OFFSET: Final = (1 << 63) - 1
 
 _MAGIC: Final = b"CHRFRAME"
@@ -163,6 +165,8 @@ class CommitLog:
 
     def add_file(self) -> None:
         """Create one more file, with all its blocks written. One thread at a time calls this."""
+        if self._disk.space(self._folder).free_bytes < FREE_FILES_MIN * self.file_bytes:
+            raise OSError(ENOSPC, "too little room for a file of the commit log")
         with self._lock:
             if self._added is None:
                 # Before the file exists: `void` may need one meanwhile, and must not use this one.
@@ -372,11 +376,17 @@ class LogFrames(NamedTuple):
 
 
 def create_file(disk: Disk, folder: str, number: int, size_bytes: int) -> None:
-    """Create a file and write all its blocks. Durable when it returns."""
-    with closing(disk.open(f"{folder}/{number}", create=True)) as file:
-        for at in range(0, size_bytes, len(_ZEROS)):
-            file.pwrite(_ZEROS[: size_bytes - at], at)
-        file.datasync()
+    """Create a file and write all its blocks. Durable when it returns; on an OSError, its space is free again."""
+    path = f"{folder}/{number}"
+    with closing(disk.open(path, create=True)) as file:
+        try:
+            for at in range(0, size_bytes, len(_ZEROS)):
+                file.pwrite(_ZEROS[: size_bytes - at], at)
+            file.datasync()
+        except OSError:
+            with suppress(OSError):
+                disk.remove(path)
+            raise
     disk.sync_dir(folder)
 
 

@@ -12,6 +12,8 @@ import mmap
 import os
 import platform
 import sys
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
 from errno import EINTR
 from struct import Struct
 from typing import Final, NamedTuple
@@ -39,7 +41,7 @@ _CALLS: Final = {"x86_64": _Calls(206, 207, 208, 209), "aarch64": _Calls(0, 1, 4
 class DirectWriter:
     """Writes from `buffer`, one write at a time. Its owner serializes all calls.
 
-    `event_fd` is readable when a write has ended, until `clear`. The buffer must not change before.
+    `event_fd` is readable when a write has ended. The buffer must not change before.
     """
 
     def __init__(self, buffer_bytes: int) -> None:
@@ -95,11 +97,18 @@ class DirectWriter:
             if ctypes.get_errno() != EINTR:
                 raise _last_error()
 
-    def clear(self) -> None:
-        try:
+    def watch(self, loop: AbstractEventLoop, on_ended: Callable[[], None]) -> None:
+        """Call `on_ended` when a write has ended."""
+
+        def ended() -> None:
             os.eventfd_read(self.event_fd)
-        except BlockingIOError:
-            return
+            on_ended()
+
+        loop.add_reader(self.event_fd, ended)
+
+    def unwatch(self, loop: AbstractEventLoop) -> None:
+        if self.event_fd >= 0:
+            loop.remove_reader(self.event_fd)
 
     def close(self) -> None:
         """Release everything. No write may be in progress."""

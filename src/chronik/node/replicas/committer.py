@@ -114,12 +114,12 @@ class Committer:
         self._add_file()
         direct = self.commit_log.direct
         if direct is not None:
-            self._loop.add_reader(direct.event_fd, self._on_written)
+            direct.watch(self._loop, self._on_written)
 
     def close(self) -> None:
         direct = self.commit_log.direct
-        if direct is not None and direct.event_fd >= 0:
-            self._loop.remove_reader(direct.event_fd)
+        if direct is not None:
+            direct.unwatch(self._loop)
         for task in (self._work, self._adding):
             if task is not None:
                 task.cancel()
@@ -160,10 +160,9 @@ class Committer:
 
     def _on_written(self) -> None:
         """Pass the outcome of a submitted write on."""
-        direct, future = self.commit_log.direct, self._submitted
-        if direct is None or future is None:
+        future = self._submitted
+        if future is None:
             return
-        direct.clear()
         try:
             serial = self.commit_log.submitted()
             if serial is None:
@@ -209,13 +208,19 @@ class Committer:
             self._adding = self._loop.create_task(self._add(), name="commit-log-file")
 
     async def _add(self) -> None:
+        is_first = True
         try:
-            await self._runtime.run_blocking(self.commit_log.add_file)
-            self._has_room = not self.commit_log.is_broken
-        except OSError as error:
-            # A full disk: rounds sync the segments, or use the files that exist.
-            self._log.warning("commit_log_not_extended", error=str(error))
-            await asyncio.sleep(ADD_RETRY_S)
+            while self.commit_log.wants_file:
+                try:
+                    await self._runtime.run_blocking(self.commit_log.add_file)
+                    self._has_room = not self.commit_log.is_broken
+                    return
+                except OSError as error:
+                    # A full disk: rounds sync the segments, or use the files that exist.
+                    if is_first:
+                        self._log.warning("commit_log_not_extended", error=str(error))
+                    is_first = False
+                    await asyncio.sleep(ADD_RETRY_S)
         finally:
             self._adding = None
 
