@@ -85,3 +85,17 @@ def test_frames_that_the_loop_and_threads_write_follow_each_other(direct: Direct
     assert [frame.sequence for frame in frames] == [1, 2, 3, 4]
     assert [frame.entries[0].position for frame in frames] == [5, 10, VOID, 15]
     assert [bytes(frame.entries[0].data) for frame in frames] == [b"00001", b"00002", b"", b"00003"]
+
+
+def test_the_loop_does_not_wait_for_a_thread_that_uses_the_commit_log(direct: DirectWriter, tmp_path: Path) -> None:
+    commit_log = CommitLog(RealDisk(), str(tmp_path), GENERATION, 8 * PAGE_BYTES, 0, lambda: None, direct)
+    commit_log.add_file()
+    entry = Entry(LOG, 0, 0, 1, b"12345")
+    assert commit_log.write([entry]) == 1
+    assert commit_log.submit([entry])
+    assert ended(direct)
+    with commit_log._lock:
+        assert commit_log.submitted() is None
+        assert not commit_log.submit([entry])
+    assert commit_log.submitted() == 1
+    commit_log.close()

@@ -257,13 +257,18 @@ class CommitLog:
             self._lock.release()
 
     def submitted(self) -> int | None:
-        """Return the serial of the file that the submitted entries are in, None if they are not written yet.
+        """Return the serial of the file that the submitted entries are in, None if that is not known yet.
 
         Raises OSError as `write` does.
         """
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            # A thread voids entries: it may wait for the disk.
+            return None
+        try:
             self._settle(wait=False)
             outcome = self._outcome
+        finally:
+            self._lock.release()
         if outcome is not None and outcome < 0:
             raise OSError(-outcome, os.strerror(-outcome))
         return outcome

@@ -30,6 +30,8 @@ ROUND_BYTES_MAX: Final = 256 * 1024
 SUBMIT_S_MAX: Final = 0.01
 """A write that the loop could not start within this time waited for the disk: threads write for a while."""
 THREADS_S: Final = 1.0
+ASK_AGAIN_S: Final = 0.001
+"""For the outcome of a write, while a thread uses the commit log."""
 FLUSHED_AT_ONCE: Final = 16
 RETRY_S: Final = 0.1
 ADD_RETRY_S: Final = 10.0
@@ -166,6 +168,7 @@ class Committer:
         try:
             serial = self.commit_log.submitted()
             if serial is None:
+                self._loop.call_later(ASK_AGAIN_S, self._ask_again, future)
                 return
             self._submitted = None
             if not future.done():
@@ -174,6 +177,10 @@ class Committer:
             self._submitted = None
             if not future.done():
                 future.set_exception(error)
+
+    def _ask_again(self, future: asyncio.Future[int | None]) -> None:
+        if self._submitted is future:
+            self._on_written()
 
     def written(self, share: Sequence[tuple[FlushTarget, SyncJob]], done: asyncio.Future[int | None]) -> bool:
         """Take the outcome of `write`; return whether the entries are durable."""
