@@ -72,6 +72,11 @@ _PARTITION_RESPONSE_4: Final = Struct(">ihqq")
 _PARTITION_RESPONSE_5: Final = Struct(">ihqqq")
 _ABORTED: Final = Struct(">qq")
 _DIVERGING_EPOCH: Final = Struct(">iq")
+# With an empty tagged section.
+_PARTITION_12_UNTAGGED: Final = Struct(">iiqiqix")
+_PARTITION_12_BYTES: Final = 33
+# A partition with nothing but its offsets: no aborted transactions, no records, no tagged fields.
+_OFFSETS_12: Final = Struct(">ihqqqBiBB")
 # A partition without aborted transactions, up to the length of its records.
 _NULL_ABORTED_4: Final = Struct(">ihqqii")
 _NULL_ABORTED_5: Final = Struct(">ihqqqii")
@@ -93,6 +98,9 @@ class FetchPartition(NamedTuple):
     log_start_offset: int
     max_bytes: int
     high_watermark: int = HIGH_WATERMARK_NOT_SENT
+
+
+_NOT_STATED: Final = tuple(FetchPartition._field_defaults.values())
 
 
 @dataclass(slots=True)
@@ -120,20 +128,45 @@ class FetchRequest:
     replica_epoch: int = -1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class FetchPartitionResponse:
     partition: int
-    error_code: int = 0
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    log_start_offset: int = -1
-    aborted_transactions: Sequence[tuple[int, int]] | None = None
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted_transactions: Sequence[tuple[int, int]] | None
     """Producer id and first offset of each; None for read_uncommitted consumers."""
-    preferred_read_replica: int = -1
-    records: Buffer = b""
-    diverging_epoch: tuple[int, int] | None = None
+    preferred_read_replica: int
+    records: Buffer
+    diverging_epoch: tuple[int, int] | None
     """The epoch and its end offset."""
-    current_leader: tuple[int, int] | None = None
+    current_leader: tuple[int, int] | None
+
+    # By hand, because mypyc does not compile a dataclass's own one, and each partition of each fetch has a response.
+    def __init__(
+        self,
+        partition: int,
+        error_code: int = 0,
+        high_watermark: int = -1,
+        last_stable_offset: int = -1,
+        log_start_offset: int = -1,
+        aborted_transactions: Sequence[tuple[int, int]] | None = None,
+        preferred_read_replica: int = -1,
+        records: Buffer = b"",
+        diverging_epoch: tuple[int, int] | None = None,
+        current_leader: tuple[int, int] | None = None,
+    ) -> None:
+        self.partition = partition
+        self.error_code = error_code
+        self.high_watermark = high_watermark
+        self.last_stable_offset = last_stable_offset
+        self.log_start_offset = log_start_offset
+        self.aborted_transactions = aborted_transactions
+        self.preferred_read_replica = preferred_read_replica
+        self.records = records
+        self.diverging_epoch = diverging_epoch
+        self.current_leader = current_leader
 
 
 TopicResponse = tuple[str | None, UUID | None, list[FetchPartitionResponse]]
@@ -238,7 +271,12 @@ def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTo
         if partition_count < 0 or elements_left < 0:
             raise MalformedRequest(f"topic with {partition_count} partitions")
         partitions: list[FetchPartition] = []
-        if flexible:
+        untagged = _read_untagged(frame, at, partition_count) if flexible else None
+        if untagged is not None:
+            partitions = untagged
+            at += partition_count * _PARTITION_12_BYTES
+            at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
+        elif flexible:
             for _ in range(partition_count):
                 partition = FetchPartition(*_PARTITION_12.unpack_from(frame, at))
                 at += 32
@@ -254,6 +292,21 @@ def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTo
             at = _read_old_partitions(version, frame, at, partition_count, partitions)
         topics.append(FetchTopic(name, topic_id, partitions))
     return topics, at
+
+
+def _read_untagged(frame: memoryview, at: int, count: int) -> list[FetchPartition] | None:
+    """Read the partitions of a topic if none has tagged fields; else return None.
+
+    Consumers may request thousands of partitions each time: this reads them at once, and makes the tuples without
+    FetchPartition's own constructor, which is Python code.
+    """
+    end = at + count * _PARTITION_12_BYTES
+    if end > len(frame) or any(bytes(frame[at + _PARTITION_12_BYTES - 1 : end : _PARTITION_12_BYTES])):
+        return None
+    return [
+        tuple.__new__(FetchPartition, values + _NOT_STATED)
+        for values in _PARTITION_12_UNTAGGED.iter_unpack(frame[at:end])
+    ]
 
 
 def _read_old_partitions(version: int, frame: memoryview, at: int, count: int, out: list[FetchPartition]) -> int:
@@ -389,16 +442,30 @@ def write_fetch_response(
         out += uvarint(len(partitions) + 1) if flexible else _INT32.pack(len(partitions))
         for partition in partitions:
             records = partition.records
+            has_tags = partition.current_leader is not None or partition.diverging_epoch is not None
+            if flexible and not records and not has_tags and not partition.aborted_transactions:
+                # Most partitions of most responses.
+                out += _OFFSETS_12.pack(
+                    partition.partition,
+                    partition.error_code,
+                    partition.high_watermark,
+                    partition.last_stable_offset,
+                    partition.log_start_offset,
+                    0 if partition.aborted_transactions is None else 1,
+                    partition.preferred_read_replica,
+                    1,
+                    0,
+                )
+                continue
             _put_partition_start(out, version, partition, len(records))
             if records:
                 buffers.append(out)
                 buffers.append(records)
                 out = bytearray()
-            if flexible:
-                if partition.current_leader is None and partition.diverging_epoch is None:
-                    out.append(0)
-                else:
-                    _put_partition_tags(out, partition)
+            if has_tags and flexible:
+                _put_partition_tags(out, partition)
+            elif flexible:
+                out.append(0)
         if flexible:
             out.append(0)
     if version >= NODE_ENDPOINTS_FROM:

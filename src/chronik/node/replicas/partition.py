@@ -348,6 +348,11 @@ class Partition:
         return self._appender is not None and self._replication.lease_is_valid()
 
     @property
+    def accepts_requests(self) -> bool:
+        """Whether this node serves as leader while its lease is valid: `leads` without the lease."""
+        return self._appender is not None
+
+    @property
     def follows(self) -> bool:
         """Whether this node may serve reads as a follower: it does not lead, and its lease is valid."""
         if self.leader is not None or self.is_closed or self.jobs.is_exclusive or self.loss is not None:
