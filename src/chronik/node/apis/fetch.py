@@ -43,7 +43,6 @@ from chronik.node.serving.fetch_sessions import (
     NO_SESSION,
     FetchSession,
     FetchSessions,
-    PartitionKey,
     TopicKey,
 )
 from chronik.node.serving.server import Server
@@ -131,7 +130,6 @@ class PendingFetch:
 
     __slots__ = (
         "_arrived_bytes",
-        "_entries",
         "_fetch",
         "_held_back",
         "_incremental",
@@ -148,10 +146,12 @@ class PendingFetch:
         "_reading",
         "_reply",
         "_request",
+        "_requested",
         "_responses",
         "_session",
         "_stable",
         "_timer",
+        "_topics",
         "_trace",
         "_waiting_on",
         "_wake",
@@ -172,15 +172,19 @@ class PendingFetch:
         self._fetch = fetch
         self._session = session
         self._incremental = incremental
-        self._entries: list[tuple[PartitionKey, FetchPartition]] = self._requested()
+        # Lists with one item for each requested partition, because a tuple for each is more work for the collector.
+        self._requested: list[FetchPartition] = []
+        self._topics: list[TopicKey] = []
+        """Partitions of a topic share its key, so that a read looks up each topic once."""
+        self._list_requested()
         self._responses: list[FetchPartitionResponse] = []
-        """As of the last read of each entry."""
+        """As of the last read of each partition."""
         self._partitions: list[Partition] = []
-        """The partition of each entry, after a read of all entries without an error."""
+        """Filled by a read of all partitions without an error."""
         self._waiting_on: dict[Partition, int] = {}
-        """The position of each partition's entry, while the fetch waits for data."""
+        """The position of each partition in these lists, while the fetch waits for data."""
         self._news: dict[int, None] = {}
-        """The positions of the entries to read again."""
+        """The positions of the partitions to read again."""
         self._wake: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._arrived_bytes = 0
@@ -209,19 +213,19 @@ class PendingFetch:
 
     def _traced(self) -> FetchTrace:
         node = self._node
-        named = [(self._name(key[0]), requested) for key, requested in self._entries]
+        named = [(self._name(topic), each) for topic, each in zip(self._topics, self._requested, strict=True)]
         return FetchTrace(node.runtime.traces, self._request, self._fetch, named, node.runtime.loop.time)
 
-    def _requested(self) -> list[tuple[PartitionKey, FetchPartition]]:
+    def _list_requested(self) -> None:
         if self._session is not None:
-            return [(key, entry.requested) for key, entry in self._session.partitions.items()]
-        entries: list[tuple[PartitionKey, FetchPartition]] = []
+            partitions = self._session.partitions
+            self._requested = [partition.requested for partition in partitions.values()]
+            self._topics = [topic for topic, _ in partitions]
+            return
         for topic in self._fetch.topics:
-            # The partitions of a topic share this object, so that a read looks up each topic once.
-            topic_key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
-            for requested in topic.partitions:
-                entries.append(((topic_key, requested.partition), requested))
-        return entries
+            key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
+            self._requested += topic.partitions
+            self._topics += [key] * len(topic.partitions)
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
@@ -238,7 +242,7 @@ class PendingFetch:
             or self._is_full
             or (size_bytes >= self._min_bytes and not self._is_settling)
             or self._fetch.max_wait_ms <= 0
-            or not self._entries
+            or not self._requested
         ):
             self._finish_reading()
         else:
@@ -298,7 +302,7 @@ class PendingFetch:
         self._finish()
 
     def _finish_with_news(self) -> None:
-        is_listed_twice = len(self._waiting_on) < len(self._entries)
+        is_listed_twice = len(self._waiting_on) < len(self._requested)
         if self._is_settling or is_listed_twice or not self._node.host.replication.lease_is_valid():
             # What was read before may be wrong by now.
             self._news = {}
@@ -349,9 +353,9 @@ class PendingFetch:
         return name
 
     def _read_all(self) -> tuple[int, bool, list[ColdRead]]:
-        self._responses = [FetchPartitionResponse(requested.partition) for _, requested in self._entries]
+        self._responses = [FetchPartitionResponse(requested.partition) for requested in self._requested]
         self._partitions = []
-        return self._read(range(len(self._entries)))
+        return self._read(range(len(self._requested)))
 
     def _read(self, positions: Sequence[int]) -> tuple[int, bool, list[ColdRead]]:
         """Read the partitions at these positions, in this order, up to the size limit.
@@ -360,7 +364,7 @@ class PendingFetch:
         are left to the caller.
         """
         left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed(), self._quota_bytes_max)
-        entries, responses, hosted = self._entries, self._responses, self._node.host.partitions
+        responses, hosted = self._responses, self._node.host.partitions
         is_full_read = not self._partitions
         size_bytes = 0
         failed = False
@@ -370,22 +374,24 @@ class PendingFetch:
         name: str | None = None
         may_read = True
         for at in positions:
-            key, requested = entries[at]
-            response = FetchPartitionResponse(key[1])
-            responses[at] = response
+            requested = self._requested[at]
+            index = requested.partition
+            response = responses[at]
+            if not is_full_read:
+                response = responses[at] = FetchPartitionResponse(index)
             partition: Partition | None = None
             try:
-                if key[0] is not topic:
-                    topic = key[0]
+                if self._topics[at] is not topic:
+                    topic = self._topics[at]
                     name = self._name(topic)
                     may_read = name is None or self._may_read(name)
                 if name is None:
                     raise KafkaError(ErrorCode.unknown_topic_id)
                 if not may_read:
                     raise KafkaError(ErrorCode.topic_authorization_failed)
-                partition = hosted.get((name, key[1]))
+                partition = hosted.get((name, index))
                 if partition is None or not has_lease or not partition.accepts_requests:
-                    partition = self._require(name, key[1], partition)
+                    partition = self._require(name, index, partition)
                 partition.check_leader_epoch(requested.current_leader_epoch)
                 if is_full_read:
                     self._partitions.append(partition)
@@ -414,7 +420,7 @@ class PendingFetch:
                     partition.found_damaged(requested.fetch_offset, "read", str(error))
                     response.error_code = ErrorCode.kafka_storage_error
                     continue
-                self._node.runtime.log.exception("read_failed", key=str(key))
+                self._node.runtime.log.exception("read_failed", topic=name, partition=index)
                 response.error_code = ErrorCode.unknown_server_error
         return size_bytes, failed, cold
 
@@ -613,16 +619,16 @@ class PendingFetch:
         failed = False
         topic: TopicKey | None = None
         answered: list[FetchPartitionResponse] = []
-        for (key, _), response in zip(self._entries, responses, strict=True):
+        for key, response in zip(self._topics, responses, strict=True):
             failed = failed or response.error_code != 0
             if session is not None:
-                entry = session.partitions.get(key)
+                entry = session.partitions.get((key, response.partition))
                 if entry is not None and not entry.news(response) and self._incremental:
                     continue
                 if entry is not None and len(response.records):
-                    session.served(key)
-            if key[0] is not topic:
-                topic = key[0]
+                    session.served((key, response.partition))
+            if key is not topic:
+                topic = key
                 answered = topics.setdefault(topic, [])
             answered.append(response)
         named = [
@@ -654,7 +660,7 @@ class PendingFetch:
             session = None
         session_id = NO_SESSION if session is None else session.id
         if self._trace is not None:
-            self._trace.served([FetchPartitionResponse(requested.partition) for _, requested in self._entries])
+            self._trace.served([FetchPartitionResponse(requested.partition) for requested in self._requested])
         node.runtime.metrics.fetch.observe(node.runtime.loop.time() - self._request.started_s)
         self._reply.send(write_fetch_response(self._request.api_version, 0, session_id, [], throttle_ms))
 
@@ -664,11 +670,11 @@ class PendingFetch:
             return []
         node = self._node
         endpoints: dict[int, tuple[int, str, int, str | None]] = {}
-        for (key, requested), response in zip(self._entries, responses, strict=True):
+        for key, requested, response in zip(self._topics, self._requested, responses, strict=True):
             if response.error_code not in OLD_METADATA:
                 continue
-            topic = self._name(key[0])
-            leader = None if topic is None else node.host.other_leader(topic, key[1])
+            topic = self._name(key)
+            leader = None if topic is None else node.host.other_leader(topic, requested.partition)
             if leader is not None:
                 response.current_leader, broker = leader
                 if requested.current_leader_epoch == response.current_leader[1]:
