@@ -7,12 +7,14 @@
     topic               name string (topic_id uuid from 13), partitions array
     partition           index int32, from 9 current_leader_epoch int32, fetch_offset int64,
                         from 12 last_fetched_epoch int32, from 5 log_start_offset int64, max_bytes int32,
-                        tagged from 17: 0 replica_directory_id uuid; from 18: 1 high_watermark int64
+                        tagged from 17: 0 replica_directory_id uuid; from 18: 1 high_watermark int64;
+                        between nodes of Chronik: 1000 received_position
+    received_position   offset int64, last_epoch int32, wants_records int8
     forgotten topic     name string (topic_id uuid from 13), partitions array of int32
     replica_state       replica_id int32, replica_epoch int64, tagged fields
 
     response             throttle_time_ms int32, from 7 error_code int16 and session_id int32, topics array,
-                         tagged from 16: 0 node_endpoints
+                         tagged from 16: 0 node_endpoints; between nodes of Chronik: 1000 takes_received, empty
     topic                name string (topic_id uuid from 13), partitions array
     partition            index int32, error_code int16, high_watermark int64, last_stable_offset int64,
                          from 5 log_start_offset int64, aborted_transactions nullable array,
@@ -65,6 +67,7 @@ _PARTITION_4: Final = Struct(">iqi")
 _PARTITION_5: Final = Struct(">iqqi")
 _PARTITION_9: Final = Struct(">iiqqi")
 _PARTITION_12: Final = Struct(">iiqiqi")
+_RECEIVED: Final = Struct(">qib")
 _REPLICA_STATE: Final = Struct(">iq")
 _RESPONSE_START_4: Final = Struct(">i")
 _RESPONSE_START_7: Final = Struct(">ihi")
@@ -84,12 +87,30 @@ _NULL_ABORTED_11: Final = Struct(">ihqqqiii")
 _NULL_ABORTED_12: Final = Struct(">ihqqqBi")
 
 HIGH_WATERMARK_NOT_SENT: Final = (1 << 63) - 1
+OWN_TAG: Final = 1000
+"""The tag of fields that only nodes of Chronik send each other: Kafka numbers its own from 0."""
+_TAKES_RECEIVED: Final = b"\x01" + uvarint(OWN_TAG) + b"\x00"
 
 Forgotten = tuple[str | None, UUID | None, list[int]]
 
 
+class ReceivedPosition(NamedTuple):
+    """The end of a follower's log, whose last part is not durable yet, and the epoch of its last record.
+
+    Without `wants_records` the fetch only reports positions: what the follower requested before still applies.
+    """
+
+    offset: int
+    last_epoch: int
+    wants_records: bool
+
+
 class FetchPartition(NamedTuple):
-    """`high_watermark` is the one that the follower already knows (KIP-1166); HIGH_WATERMARK_NOT_SENT for consumers."""
+    """`high_watermark` is the one that the follower already knows (KIP-1166); HIGH_WATERMARK_NOT_SENT for consumers.
+
+    A follower has everything below `fetch_offset` durably. It requests records from there on, or from its `received`
+    position if there is one.
+    """
 
     partition: int
     current_leader_epoch: int
@@ -98,6 +119,12 @@ class FetchPartition(NamedTuple):
     log_start_offset: int
     max_bytes: int
     high_watermark: int = HIGH_WATERMARK_NOT_SENT
+    received: ReceivedPosition | None = None
+
+    @property
+    def read_offset(self) -> int:
+        """The offset of the first record that is requested."""
+        return self.fetch_offset if self.received is None else self.received.offset
 
 
 _NOT_STATED: Final = tuple(FetchPartition._field_defaults.values())
@@ -179,6 +206,8 @@ class FetchResponse:
     topics: list[TopicResponse]
     throttle_ms: int = 0
     node_endpoints: Sequence[tuple[int, str, int, str | None]] = field(default_factory=list)
+    takes_received: bool = False
+    """Whether the leader understands received positions, in the first response of a follower's session."""
 
 
 def read_fetch_request(version: int, frame: memoryview, at: int) -> FetchRequest:
@@ -286,6 +315,10 @@ def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTo
                     tags, at = read_tags(frame, at, tags_left)
                     if 1 in tags and version >= 18:
                         partition = partition._replace(high_watermark=_INT64.unpack_from(tags[1])[0])
+                    if OWN_TAG in tags:
+                        offset, last_epoch, wants_records = _RECEIVED.unpack_from(tags[OWN_TAG])
+                        received = ReceivedPosition(offset, last_epoch, bool(wants_records))
+                        partition = partition._replace(received=received)
                 partitions.append(partition)
             at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
         else:
@@ -384,13 +417,15 @@ def _put_count(out: bytearray, flexible: bool, count: int) -> None:
 
 
 def _put_partition(out: bytearray, version: int, partition: FetchPartition) -> None:
-    index, epoch, fetch_offset, last_epoch, log_start_offset, max_bytes, high_watermark = partition
+    index, epoch, fetch_offset, last_epoch, log_start_offset, max_bytes, high_watermark, received = partition
     if version >= FLEXIBLE_FROM:
         out += _PARTITION_12.pack(index, epoch, fetch_offset, last_epoch, log_start_offset, max_bytes)
-        if high_watermark == HIGH_WATERMARK_NOT_SENT or version < 18:
-            out.append(0)
-        else:
-            out += b"\x01\x01\x08" + _INT64.pack(high_watermark)
+        has_watermark = high_watermark != HIGH_WATERMARK_NOT_SENT and version >= 18
+        out.append(has_watermark + (received is not None))
+        if has_watermark:
+            out += b"\x01\x08" + _INT64.pack(high_watermark)
+        if received is not None:
+            out += uvarint(OWN_TAG) + b"\x0d" + _RECEIVED.pack(*received)
     elif version >= 9:
         out += _PARTITION_9.pack(index, epoch, fetch_offset, log_start_offset, max_bytes)
     elif version >= 5:
@@ -428,6 +463,8 @@ def write_fetch_response(
     topics: Sequence[TopicResponse],
     throttle_ms: int = 0,
     node_endpoints: Sequence[tuple[int, str, int, str | None]] = (),
+    *,
+    takes_received: bool = False,
 ) -> list[Buffer]:
     """Return the body of a response in parts: the given record buffers between encoded fields, without copies."""
     flexible = version >= FLEXIBLE_FROM
@@ -468,7 +505,9 @@ def write_fetch_response(
                 out.append(0)
         if flexible:
             out.append(0)
-    if version >= NODE_ENDPOINTS_FROM:
+    if takes_received and flexible:
+        out += _TAKES_RECEIVED
+    elif version >= NODE_ENDPOINTS_FROM:
         out += node_endpoints_tags(node_endpoints)
     elif flexible:
         out.append(0)
@@ -534,6 +573,7 @@ def read_fetch_response(version: int, body: memoryview, at: int = 0) -> FetchRes
             tags, at = read_tags(body, at)
             if 0 in tags and version >= NODE_ENDPOINTS_FROM:
                 response.node_endpoints = read_node_endpoints(tags[0])
+            response.takes_received = OWN_TAG in tags
     except (error, IndexError) as e:
         raise MalformedRequest("Fetch response cut short") from e
     if at != len(body):
