@@ -130,7 +130,8 @@ class FetchPartition(NamedTuple):
 _NOT_STATED: Final = tuple(FetchPartition._field_defaults.values())
 
 
-@dataclass(slots=True)
+# Constructors by hand, because mypyc does not compile a dataclass's own one, and each fetch has many of these objects.
+@dataclass(slots=True, init=False)
 class FetchTopic:
     """Identified by name, or by id from version 13; the other one is None."""
 
@@ -138,21 +139,54 @@ class FetchTopic:
     topic_id: UUID | None
     partitions: list[FetchPartition]
 
+    def __init__(self, name: str | None, topic_id: UUID | None, partitions: list[FetchPartition]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions = partitions
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class FetchRequest:
-    replica_id: int = -1
-    max_wait_ms: int = 0
-    min_bytes: int = 0
-    max_bytes: int = 0x7FFFFFFF
-    isolation_level: int = 0
-    session_id: int = 0
-    session_epoch: int = -1
-    topics: list[FetchTopic] = field(default_factory=list)
-    forgotten: list[Forgotten] = field(default_factory=list)
-    rack_id: str = ""
-    cluster_id: str | None = None
-    replica_epoch: int = -1
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    topics: list[FetchTopic]
+    forgotten: list[Forgotten]
+    rack_id: str
+    cluster_id: str | None
+    replica_epoch: int
+
+    def __init__(
+        self,
+        replica_id: int = -1,
+        max_wait_ms: int = 0,
+        min_bytes: int = 0,
+        max_bytes: int = 0x7FFFFFFF,
+        isolation_level: int = 0,
+        session_id: int = 0,
+        session_epoch: int = -1,
+        topics: list[FetchTopic] | None = None,
+        forgotten: list[Forgotten] | None = None,
+        rack_id: str = "",
+        cluster_id: str | None = None,
+        replica_epoch: int = -1,
+    ) -> None:
+        self.replica_id = replica_id
+        self.max_wait_ms = max_wait_ms
+        self.min_bytes = min_bytes
+        self.max_bytes = max_bytes
+        self.isolation_level = isolation_level
+        self.session_id = session_id
+        self.session_epoch = session_epoch
+        self.topics = [] if topics is None else topics
+        self.forgotten = [] if forgotten is None else forgotten
+        self.rack_id = rack_id
+        self.cluster_id = cluster_id
+        self.replica_epoch = replica_epoch
 
 
 @dataclass(slots=True, init=False)
@@ -170,7 +204,6 @@ class FetchPartitionResponse:
     """The epoch and its end offset."""
     current_leader: tuple[int, int] | None
 
-    # By hand, because mypyc does not compile a dataclass's own one, and each partition of each fetch has a response.
     def __init__(
         self,
         partition: int,
@@ -307,19 +340,20 @@ def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTo
             at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
         elif flexible:
             for _ in range(partition_count):
-                partition = FetchPartition(*_PARTITION_12.unpack_from(frame, at))
+                values = _PARTITION_12.unpack_from(frame, at)
                 at += 32
+                high_watermark: int = HIGH_WATERMARK_NOT_SENT
+                received: ReceivedPosition | None = None
                 if frame[at] == 0:
                     at += 1
                 else:
                     tags, at = read_tags(frame, at, tags_left)
                     if 1 in tags and version >= 18:
-                        partition = partition._replace(high_watermark=_INT64.unpack_from(tags[1])[0])
+                        (high_watermark,) = _INT64.unpack_from(tags[1])
                     if OWN_TAG in tags:
                         offset, last_epoch, wants_records = _RECEIVED.unpack_from(tags[OWN_TAG])
                         received = ReceivedPosition(offset, last_epoch, bool(wants_records))
-                        partition = partition._replace(received=received)
-                partitions.append(partition)
+                partitions.append(tuple.__new__(FetchPartition, (*values, high_watermark, received)))
             at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
         else:
             at = _read_old_partitions(version, frame, at, partition_count, partitions)
