@@ -79,13 +79,15 @@ async def test_a_fetch_that_waited_reads_only_the_partitions_with_news_again(clu
 
 
 @on_cluster(replicas=(1,), durability="replicated")
-async def test_records_that_were_too_few_at_first_are_in_the_response(cluster: Cluster) -> None:
+async def test_records_that_were_too_few_at_first_are_not_held_and_are_in_the_response(cluster: Cluster) -> None:
     cluster.commit(CreateTopic(OTHER, OTHER_ID, (Assignment((1,), (1,)),), {}))
     leader = cluster[1]
     await until(lambda: (OTHER, 0) in leader.host.partitions)
     leader.append(b"a")
     one = len(leader.contents())
     fetch = await waiting(leader, fetch_of((TOPIC_ID, 0), (OTHER_ID, 0), min_bytes=one + 1))
+    (pending,) = leader.partition._waits.fetches
+    assert [len(each.records) for each in pending._responses] == [0, 0]  # type: ignore[attr-defined]
     leader.host.partitions[(OTHER, 0)].append(memoryview(bytearray(encode_batch([(b"k", b"z", (), 1)]))), 1)
     first, second = await fetch
     assert (values(first), values(second)) == ([b"a"], [b"z"])

@@ -257,6 +257,8 @@ class PendingFetch:
             waiting_on[partition] = at
             response = self._responses[at]
             if len(response.records):
+                # Read again later: thousands of waiting fetches must not hold records in memory.
+                response.records = b""
                 self._news[at] = None
             if self._is_read_committed:
                 # The offsets that were read in this turn of the loop, unless the partition is settling.
