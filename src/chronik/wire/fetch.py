@@ -75,6 +75,11 @@ _PARTITION_RESPONSE_4: Final = Struct(">ihqq")
 _PARTITION_RESPONSE_5: Final = Struct(">ihqqq")
 _ABORTED: Final = Struct(">qq")
 _DIVERGING_EPOCH: Final = Struct(">iq")
+# With an empty tagged section.
+_PARTITION_12_UNTAGGED: Final = Struct(">iiqiqix")
+_PARTITION_12_BYTES: Final = 33
+# A partition with nothing but its offsets: no aborted transactions, no records, no tagged fields.
+_OFFSETS_12: Final = Struct(">ihqqqBiBB")
 # A partition without aborted transactions, up to the length of its records.
 _NULL_ABORTED_4: Final = Struct(">ihqqii")
 _NULL_ABORTED_5: Final = Struct(">ihqqqii")
@@ -122,7 +127,11 @@ class FetchPartition(NamedTuple):
         return self.fetch_offset if self.received is None else self.received.offset
 
 
-@dataclass(slots=True)
+_NOT_STATED: Final = tuple(FetchPartition._field_defaults.values())
+
+
+# Constructors by hand, because mypyc does not compile a dataclass's own one, and each fetch has many of these objects.
+@dataclass(slots=True, init=False)
 class FetchTopic:
     """Identified by name, or by id from version 13; the other one is None."""
 
@@ -130,37 +139,94 @@ class FetchTopic:
     topic_id: UUID | None
     partitions: list[FetchPartition]
 
+    def __init__(self, name: str | None, topic_id: UUID | None, partitions: list[FetchPartition]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions = partitions
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class FetchRequest:
-    replica_id: int = -1
-    max_wait_ms: int = 0
-    min_bytes: int = 0
-    max_bytes: int = 0x7FFFFFFF
-    isolation_level: int = 0
-    session_id: int = 0
-    session_epoch: int = -1
-    topics: list[FetchTopic] = field(default_factory=list)
-    forgotten: list[Forgotten] = field(default_factory=list)
-    rack_id: str = ""
-    cluster_id: str | None = None
-    replica_epoch: int = -1
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    topics: list[FetchTopic]
+    forgotten: list[Forgotten]
+    rack_id: str
+    cluster_id: str | None
+    replica_epoch: int
+
+    def __init__(
+        self,
+        replica_id: int = -1,
+        max_wait_ms: int = 0,
+        min_bytes: int = 0,
+        max_bytes: int = 0x7FFFFFFF,
+        isolation_level: int = 0,
+        session_id: int = 0,
+        session_epoch: int = -1,
+        topics: list[FetchTopic] | None = None,
+        forgotten: list[Forgotten] | None = None,
+        rack_id: str = "",
+        cluster_id: str | None = None,
+        replica_epoch: int = -1,
+    ) -> None:
+        self.replica_id = replica_id
+        self.max_wait_ms = max_wait_ms
+        self.min_bytes = min_bytes
+        self.max_bytes = max_bytes
+        self.isolation_level = isolation_level
+        self.session_id = session_id
+        self.session_epoch = session_epoch
+        self.topics = [] if topics is None else topics
+        self.forgotten = [] if forgotten is None else forgotten
+        self.rack_id = rack_id
+        self.cluster_id = cluster_id
+        self.replica_epoch = replica_epoch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class FetchPartitionResponse:
     partition: int
-    error_code: int = 0
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    log_start_offset: int = -1
-    aborted_transactions: Sequence[tuple[int, int]] | None = None
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted_transactions: Sequence[tuple[int, int]] | None
     """Producer id and first offset of each; None for read_uncommitted consumers."""
-    preferred_read_replica: int = -1
-    records: Buffer = b""
-    diverging_epoch: tuple[int, int] | None = None
+    preferred_read_replica: int
+    records: Buffer
+    diverging_epoch: tuple[int, int] | None
     """The epoch and its end offset."""
-    current_leader: tuple[int, int] | None = None
+    current_leader: tuple[int, int] | None
+
+    def __init__(
+        self,
+        partition: int,
+        error_code: int = 0,
+        high_watermark: int = -1,
+        last_stable_offset: int = -1,
+        log_start_offset: int = -1,
+        aborted_transactions: Sequence[tuple[int, int]] | None = None,
+        preferred_read_replica: int = -1,
+        records: Buffer = b"",
+        diverging_epoch: tuple[int, int] | None = None,
+        current_leader: tuple[int, int] | None = None,
+    ) -> None:
+        self.partition = partition
+        self.error_code = error_code
+        self.high_watermark = high_watermark
+        self.last_stable_offset = last_stable_offset
+        self.log_start_offset = log_start_offset
+        self.aborted_transactions = aborted_transactions
+        self.preferred_read_replica = preferred_read_replica
+        self.records = records
+        self.diverging_epoch = diverging_epoch
+        self.current_leader = current_leader
 
 
 TopicResponse = tuple[str | None, UUID | None, list[FetchPartitionResponse]]
@@ -267,26 +333,47 @@ def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTo
         if partition_count < 0 or elements_left < 0:
             raise MalformedRequest(f"topic with {partition_count} partitions")
         partitions: list[FetchPartition] = []
-        if flexible:
+        untagged = _read_untagged(frame, at, partition_count) if flexible else None
+        if untagged is not None:
+            partitions = untagged
+            at += partition_count * _PARTITION_12_BYTES
+            at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
+        elif flexible:
             for _ in range(partition_count):
-                partition = FetchPartition(*_PARTITION_12.unpack_from(frame, at))
+                values = _PARTITION_12.unpack_from(frame, at)
                 at += 32
+                high_watermark: int = HIGH_WATERMARK_NOT_SENT
+                received: ReceivedPosition | None = None
                 if frame[at] == 0:
                     at += 1
                 else:
                     tags, at = read_tags(frame, at, tags_left)
                     if 1 in tags and version >= 18:
-                        partition = partition._replace(high_watermark=_INT64.unpack_from(tags[1])[0])
+                        (high_watermark,) = _INT64.unpack_from(tags[1])
                     if OWN_TAG in tags:
                         offset, last_epoch, wants_records = _RECEIVED.unpack_from(tags[OWN_TAG])
                         received = ReceivedPosition(offset, last_epoch, bool(wants_records))
-                        partition = partition._replace(received=received)
-                partitions.append(partition)
+                partitions.append(tuple.__new__(FetchPartition, (*values, high_watermark, received)))
             at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
         else:
             at = _read_old_partitions(version, frame, at, partition_count, partitions)
         topics.append(FetchTopic(name, topic_id, partitions))
     return topics, at
+
+
+def _read_untagged(frame: memoryview, at: int, count: int) -> list[FetchPartition] | None:
+    """Read the partitions of a topic if none has tagged fields; else return None.
+
+    Consumers may request thousands of partitions each time: this reads them at once, and makes the tuples without
+    FetchPartition's own constructor, which is Python code.
+    """
+    end = at + count * _PARTITION_12_BYTES
+    if end > len(frame) or any(bytes(frame[at + _PARTITION_12_BYTES - 1 : end : _PARTITION_12_BYTES])):
+        return None
+    return [
+        tuple.__new__(FetchPartition, values + _NOT_STATED)
+        for values in _PARTITION_12_UNTAGGED.iter_unpack(frame[at:end])
+    ]
 
 
 def _read_old_partitions(version: int, frame: memoryview, at: int, count: int, out: list[FetchPartition]) -> int:
@@ -426,16 +513,30 @@ def write_fetch_response(
         out += uvarint(len(partitions) + 1) if flexible else _INT32.pack(len(partitions))
         for partition in partitions:
             records = partition.records
+            has_tags = partition.current_leader is not None or partition.diverging_epoch is not None
+            if flexible and not records and not has_tags and not partition.aborted_transactions:
+                # Most partitions of most responses.
+                out += _OFFSETS_12.pack(
+                    partition.partition,
+                    partition.error_code,
+                    partition.high_watermark,
+                    partition.last_stable_offset,
+                    partition.log_start_offset,
+                    0 if partition.aborted_transactions is None else 1,
+                    partition.preferred_read_replica,
+                    1,
+                    0,
+                )
+                continue
             _put_partition_start(out, version, partition, len(records))
             if records:
                 buffers.append(out)
                 buffers.append(records)
                 out = bytearray()
-            if flexible:
-                if partition.current_leader is None and partition.diverging_epoch is None:
-                    out.append(0)
-                else:
-                    _put_partition_tags(out, partition)
+            if has_tags and flexible:
+                _put_partition_tags(out, partition)
+            elif flexible:
+                out.append(0)
         if flexible:
             out.append(0)
     if takes_received and flexible:

@@ -307,7 +307,8 @@ class Partition:
         end, last_epoch = log.log_end_offset, self.last_epoch
         durable_end = self.durable_end_offset
         if durable_end >= end:
-            return FetchPosition(end, last_epoch, end, last_epoch)
+            # Bypass NamedTuple's constructor, which is Python code: each fetch of each partition takes this path.
+            return tuple.__new__(FetchPosition, (end, last_epoch, end, last_epoch))
         return FetchPosition(end, last_epoch, durable_end, self._epoch_before(durable_end))
 
     def cold_read(
@@ -364,6 +365,11 @@ class Partition:
     def leads(self) -> bool:
         """Whether this node may serve as leader now: the metadata names it leader, and its lease is valid."""
         return self._appender is not None and self._replication.lease_is_valid()
+
+    @property
+    def accepts_requests(self) -> bool:
+        """Whether this node serves as leader while its lease is valid: `leads` without the lease."""
+        return self._appender is not None
 
     @property
     def follows(self) -> bool:
@@ -829,7 +835,7 @@ class Partition:
                 ErrorCode.offset_out_of_range, f"offset {offset} of {log.log_start_offset} to {end_offset}"
             )
         if last_epoch >= 0:
-            left = EpochEnd(*log.end_offset_for_epoch(last_epoch))
+            left = tuple.__new__(EpochEnd, log.end_offset_for_epoch(last_epoch))
             if left.epoch < 0:
                 raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {last_epoch} is not in this log")
             diverging = diverging_epoch(left, last_epoch, offset)

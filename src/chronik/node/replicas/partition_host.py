@@ -63,6 +63,9 @@ OPEN_IN_TURN = 128
 """A thread opens this many logs, while others open further ones."""
 HOST_IN_TURN = 64
 MOVED_AWAY_MAX = 1_000
+SYNCED_AT_ONCE = 4
+"""How many logs are synced together while no request waits for them: as many as a thread syncs one after another."""
+SYNC_ROUNDS_MAX = 50
 APPLIED_TIMEOUT_S = 30.0
 
 
@@ -666,10 +669,23 @@ class PartitionHost:
                 self._add_replicas(topic, (partition,))
 
     async def sync_all(self) -> None:
-        for partition in self.partitions.values():
-            if partition.log.synced_end_offset < partition.log_end_offset:
-                self._syncer.request(partition)
-        await self._syncer.settled()
+        """Sync each log with unsynced records, under `replicated` a few at a time.
+
+        There, appends go on without syncs, and the syncs of hundreds of logs at once would hold them up.
+        """
+        config = self._runtime.config
+        unsynced = [each for each in self.partitions.values() if each.log.synced_end_offset < each.log_end_offset]
+        at_once = len(unsynced)
+        if config.durability == "replicated":
+            at_once = max(SYNCED_AT_ONCE, -(-len(unsynced) // SYNC_ROUNDS_MAX))
+        for first in range(0, len(unsynced) or 1, at_once or 1):
+            if first:
+                # All rounds together take a quarter of the interval, and the time of the disk.
+                await asyncio.sleep(config.recovery_point_interval_ms / 4000 * at_once / len(unsynced))
+            for partition in unsynced[first : first + at_once]:
+                if not partition.is_closed:
+                    self._syncer.request(partition)
+            await self._syncer.settled()
 
     async def record_recovery_points(self) -> None:
         """Record how far each log is synced, so that recovery after a crash reads only what was written since."""
