@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -34,6 +37,10 @@ JSON_SCHEMA = {"title": "Order", "type": "object", "properties": {"id": {"type":
 
 def urls(cluster: TestCluster) -> list[str]:
     return [f"http://{node.http}" for node in cluster.nodes]
+
+
+def _has(answers: Callable[[str], set[tuple[int, bytes]]], path: str, expected: set[tuple[int, bytes]]) -> bool:
+    return answers(path) == expected
 
 
 def _has_subjects(client: RegistryClient, count: int) -> bool:
@@ -186,6 +193,34 @@ def test_every_node_answers_what_was_registered_at_another(chronik_cluster: Test
         assert (refused.value.status, refused.value.code) == (404, 40403)
         assert client.request("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
         assert client.request("GET", "/schemas/types") == ["AVRO", "JSON", "PROTOBUF"]
+
+
+def test_a_repeated_lookup_follows_every_change_on_every_node(chronik_cluster: TestCluster) -> None:
+    client = RegistryClient(urls(chronik_cluster))
+    with ExitStack() as open_connections:
+        connections = [
+            open_connections.enter_context(closing(http.client.HTTPConnection(str(node.http), timeout=30)))
+            for node in chronik_cluster.nodes
+        ]
+
+        def answers(path: str) -> set[tuple[int, bytes]]:
+            found = set()
+            for connection in connections:
+                for _ in range(3):
+                    connection.request("GET", path)
+                    answer = connection.getresponse()
+                    found.add((answer.status, answer.read()))
+            return found
+
+        versions, by_id = "/subjects/kept/versions", "/schemas/ids/1/versions"
+        for number, listed in enumerate((b"[1]", b"[1,2]", b"[1,2,3]")):
+            client.request("POST", versions, {"schema": f'{{"type":"fixed","name":"F","size":8,"n":{number}}}'})
+            eventually(partial(_has, answers, versions, {(200, listed)}))
+        assert answers(by_id) == {(200, b'[{"subject":"kept","version":1}]')}
+        client.request("DELETE", "/subjects/kept")
+        eventually(lambda: {status for status, _ in answers(versions)} == {404})
+        client.request("DELETE", "/subjects/kept?permanent=true")
+        eventually(lambda: {status for status, _ in answers(by_id)} == {404})
 
 
 def test_schemas_with_references_are_read_whole(chronik_cluster: TestCluster) -> None:
