@@ -192,7 +192,9 @@ def test_a_restored_table_is_refused_for_new_queries_too(tmp_path: Path) -> None
         same.land("q", batch, writer(tmp_path, puts("abc", batch * 3)))
     DeltaTable(str(tmp_path / "t")).restore(1)
     for each, query, batch in ((same, "q", 3), (lander(tmp_path), "q", 3), (lander(tmp_path), "new", 0)):
-        with pytest.raises(PipelineError, match="was restored to an earlier version .*: land the topic in another --to"):
+        with pytest.raises(
+            PipelineError, match=r"was restored to an earlier version .*: land the topic in another --to"
+        ):
             each.land(query, batch, writer(tmp_path, puts("abcabcabcd")))
     assert state(tmp_path) == {b"a": b"v0", b"b": b"v1", b"c": b"v2"}
 
