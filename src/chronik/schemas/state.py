@@ -1,8 +1,9 @@
 """The registry's state, from the records of the topic `_schemas` in Confluent's format.
 
 Key and value are JSON. Keys: {"keytype":"SCHEMA","subject":S,"version":V,"magic":1}, and with magic 0 CONFIG and MODE
-(without a subject: global), DELETE_SUBJECT, CLEAR_SUBJECT. A null value deletes, but has no effect for the last two, as
-compaction may drop it. NOOP, CONTEXT and unknown types have no meaning here.
+(without a subject: global), DELETE_SUBJECT, CLEAR_SUBJECT, CONTEXT. A null value deletes, but has no effect for the
+last three, as compaction may drop it. NOOP and unknown types have no meaning here. `lastId` of a CONTEXT is Chronik's
+own: the context's last id, whose schema was deleted permanently.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Reference(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One version of a subject. `more` has the fields that this registry stores without a meaning: metadata, rules."""
+    """One version of a subject. `more` has metadata and rules, which this registry stores and does not interpret."""
 
     subject: str
     version: int
@@ -95,6 +96,9 @@ class State:
                 for version in list(self.subjects.get(subject, {}).values()):
                     if version.version <= value["version"]:
                         self._put(version._replace(is_deleted=True))
+            case "CONTEXT" if value is not None:
+                context = context_of(f":{key['context']}:")
+                self.last_ids[context] = max(self.last_ids.get(context, 0), int(value.get("lastId", 0)))
             case "CLEAR_SUBJECT" if value is not None:
                 for version in self.subjects.pop(subject, {}).values():
                     self._release(version)
@@ -272,6 +276,11 @@ def _schema_key(version: Version) -> bytes:
 def deleted_subject_record(subject: str, last_version: int) -> Record:
     key = {"keytype": "DELETE_SUBJECT", "subject": subject, "magic": 0}
     return _json(key), _json({"subject": subject, "version": last_version})
+
+
+def last_id_record(context: str, last_id: int) -> Record:
+    name = {"tenant": "default", "context": context.strip(":") or "."}
+    return _json({"keytype": "CONTEXT", **name, "magic": 0}), _json({**name, "lastId": last_id})
 
 
 def setting_record(keytype: str, subject: str, value: dict[str, Any] | None) -> Record:

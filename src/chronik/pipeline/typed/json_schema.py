@@ -33,6 +33,8 @@ WITH_FLOATS = {**SIMPLE, "integer": json_values.WHOLE_FLOAT}
 """For texts that write whole numbers as 1.0. They cost more to read, so each text is first read without them."""
 FORMATS = {"date": json_values.DATE, "date-time": json_values.TIMESTAMP}
 DEPTH_MAX = 64
+TYPES_MAX = 20_000
+"""Types in a schema, each counted wherever it is used: types that use the next one twice multiply."""
 Place = tuple[str, str]
 """Where a referred schema is: the document's address, and the path inside it."""
 
@@ -68,11 +70,11 @@ class JsonSchema:
 
     def _columns(self, simple: Mapping[str, JsonType]) -> tuple[list[JsonField], bool]:
         """Return the fields, and whether the only one is the whole text."""
-        self._simple = simple
+        self._simple, self._type_count = simple, 0
         root = self._documents[""]
         try:
             fields = self._properties(root, "", 0)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise SchemaError(f"the schema is not valid: {type(error).__name__}: {error}") from None
         if fields is None:
             return [JsonField(SINGLE, self._type(root, "", 0), is_required=True)], True
@@ -107,6 +109,9 @@ class JsonSchema:
         ]
 
     def _type(self, schema: Any, document: str, depth: int) -> JsonType:
+        self._type_count += 1
+        if self._type_count > TYPES_MAX:
+            raise SchemaError(f"the schema has more than {TYPES_MAX:,} types")
         if depth > DEPTH_MAX or not isinstance(schema, dict):
             return ANY_JSON
         schema, _ = _without_null(schema)
