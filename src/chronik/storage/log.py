@@ -444,7 +444,9 @@ class Log:
             return self._segments.read_cached(offset, max_bytes, min(upto_offset, end_offset), min_one_batch)
         start, end, next_offset = span
         # These bytes were just written, so they are in the page cache.
-        return ReadResult(active.file.pread(start, end - start) if end > start else b"", next_offset)
+        data = active.file.pread(start, end - start) if end > start else b""
+        # Bypass NamedTuple's constructor, which is Python code.
+        return tuple.__new__(ReadResult, (data, next_offset))
 
     def read_job(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool = True) -> ReadJob:
         """Return the same read as a job. A thread calls it once; it returns the batches."""
