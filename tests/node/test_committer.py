@@ -11,9 +11,7 @@ from random import Random
 from unittest.mock import patch
 from uuid import UUID
 
-import pytest
 from tests.node.support_async import async_test
-from tests.storage.fake_direct import FakeDirect
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import NOW_MS, append_many, offsets
 
@@ -28,7 +26,6 @@ from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.commit_log import FREE_FILES_MIN, LogFrames, LogId
 from chronik.storage.config import LogConfig
-from chronik.storage.direct_writes import DirectWriter
 from chronik.storage.folder import DataFolder, RecoveryPoint
 from chronik.storage.log import Log
 from chronik.storage.syncing import FlushJob, SyncJob
@@ -122,23 +119,11 @@ class Node:
         return [offsets(Log.open(self.disk, path, LogConfig(), NOW_MS)) for path in paths]
 
 
-@pytest.fixture(params=[False, True], ids=["threads", "direct"])
-def is_direct(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @asynccontextmanager
-async def opened(is_direct: bool, has_room: bool = True) -> AsyncIterator[Node]:
-    """Start a node whose frames are written by threads, or without."""
+async def opened(has_room: bool = True) -> AsyncIterator[Node]:
     disk = FaultyDisk()
-
-    def open_direct(buffer_bytes: int) -> DirectWriter:
-        if is_direct:
-            return FakeDirect(disk, buffer_bytes, has_event=True)
-        raise OSError("no asynchronous I/O")
-
     with ThreadPoolExecutor(1) as executor:
-        env = Environment(disk=disk, random=Random(1), executor=executor, wall_ms=lambda: 0, open_direct=open_direct)
+        env = Environment(disk=disk, random=Random(1), executor=executor, wall_ms=lambda: 0)
         config = NodeConfig(commit_log=True, commit_log_bytes=BYTES)
         runtime = Runtime.make(config, env, Metrics(), silent_logger())
         folder = DataFolder.open(disk, PATH, 1, "cluster")
@@ -159,7 +144,7 @@ async def opened(is_direct: bool, has_room: bool = True) -> AsyncIterator[Node]:
         commit_log.close()
 
 
-on_node = async_test(opened, "is_direct")
+on_node = async_test(opened)
 
 
 @on_node
@@ -167,10 +152,6 @@ async def test_a_round_is_one_sync(node: Node) -> None:
     assert await node.append() == ["commit-log"]
     assert await node.append(3) == ["commit-log"]
     assert await node.append(1) == ["commit-log"]
-    direct = node.committer.commit_log.direct
-    if isinstance(direct, FakeDirect):
-        # A thread takes a file into use.
-        assert direct.writes == 2
     assert node.recovered() == [[0, 1, 2, 3]] + [[0, 1, 2]] * 2 + [[0, 1]] * 2
 
 
@@ -223,7 +204,7 @@ async def test_the_commit_log_keeps_what_a_segment_could_not_be_synced_with(node
 
 async def test_a_commit_log_for_which_the_disk_has_no_room_begins_when_it_has() -> None:
     with patch.object(committer, "ADD_RETRY_S", 0.01):
-        async with opened(is_direct=False, has_room=False) as node:
+        async with opened(has_room=False) as node:
             assert "commit-log" not in await node.append()
             node.disk.capacity_bytes *= 2
             await node.until(lambda: len(node.committer.commit_log._free) > 0)

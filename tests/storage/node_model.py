@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
-from tests.storage.fake_direct import FakeDirect
 from tests.storage.faulty_disk import Crash, FaultyDisk
 from tests.storage.helpers import NOW_MS, SMALL, append, batch, read_all
 
@@ -51,7 +50,7 @@ class Node:
         self.folder: DataFolder
         self.commit_log: CommitLog | None = None
         self.unflushed: dict[int, dict[int, None]] = {}
-        self.frames = self.submitted = self.replayed = self.voids = self.recycled = 0
+        self.frames = self.replayed = self.voids = self.recycled = 0
         self.numbers = 0
 
     # -- starts and crashes --------------------------------------------------------------------------------------------
@@ -63,8 +62,7 @@ class Node:
         assert report is None or not report.damage, report
         self.replayed += 0 if report is None else report.written_bytes
         if has_commit_log:
-            direct = FakeDirect(self.disk, COMMIT_LOG_BYTES) if self.random.random() < 0.5 else None
-            self.commit_log = self.folder.begin_commit_log(self.uuid(), COMMIT_LOG_BYTES, direct)
+            self.commit_log = self.folder.begin_commit_log(self.uuid(), COMMIT_LOG_BYTES)
             while self.commit_log.wants_file:
                 self.commit_log.add_file()
         else:
@@ -153,13 +151,7 @@ class Node:
             assert self.commit_log is not None
             for _, job in framed:
                 job.is_direct = False
-            entries = [job.entry() for _, job in framed]
-            if self.commit_log.submit(entries):
-                self.submitted += 1
-                serial = self.commit_log.submitted()
-                assert serial is not None
-            else:
-                serial = self.commit_log.write(entries)
+            serial = self.commit_log.write([job.entry() for _, job in framed])
             self.frames += serial is not None
         for index, job in jobs:
             if serial is not None and job.entry_bytes:
