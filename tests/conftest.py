@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from fnmatch import fnmatch
 from functools import partial
@@ -15,8 +16,10 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.apache_kafka import ApacheKafka, missing
+from tests.support.forked_node import CAN_FORK
 from tests.support.node import Node
 from tests.support.spark_archive import jvm_flags
+from tests.support.spark_python import forked_python
 from tests.support.tested_build import check
 
 pytest_plugins = ["tests.support.browser"]
@@ -196,6 +199,18 @@ def shared_node(start_shared_node: StartNode) -> Node:
         group_share_heartbeat_interval_ms=250,
         group_share_min_record_lock_duration_ms=1_000,
     )
+
+
+@pytest.fixture(scope="session")
+def spark_python() -> Iterator[None]:
+    """Let every JVM of Spark, from now on, fork its Python processes instead of starting interpreters."""
+    if not CAN_FORK:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, forked_python(Path(folder)) as executable:
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = str(executable)
+        yield
+        del os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"]
 
 
 @pytest.fixture(scope="session")

@@ -140,6 +140,21 @@ async def test_quick_syncs_cost_one_fetch_for_each_batch(cluster: Cluster, monke
     assert {fetch.received for fetch in fetches.fetches} == {None}
 
 
+@on_cluster()
+async def test_a_follower_with_little_to_receive_waits_for_its_sync(cluster: Cluster) -> None:
+    await quiet(cluster)
+    held = HeldSyncs(cluster[2])
+    done = [cluster[1].produce(b"second")]
+    await until(lambda: held.started == 1)
+    done.append(cluster[1].produce(b"third"))
+    await until(lambda: durable_end_of(cluster, 3) == 3)
+    assert held.fetches == []
+    held.release()
+    await asyncio.wait_for(asyncio.gather(*done), 10)
+    assert [fetch.fetch_offset for fetch in held.fetches][:1] == [2]
+    assert {fetch.received for fetch in held.fetches} == {None}
+
+
 @on_cluster(durability="replicated")
 async def test_replicated_records_are_never_fetched_ahead(cluster: Cluster) -> None:
     await quiet(cluster)
@@ -188,7 +203,7 @@ async def test_nothing_received_counts_after_a_failed_sync(cluster: Cluster) -> 
     await quiet(cluster)
     held = HeldSyncs(cluster[2])
     done = [cluster[1].produce(BIG) for _ in range(3)]
-    await until(lambda: cluster[2].partition.log_end_offset == 4)
+    await until(lambda: any(fetch.read_offset == 4 for fetch in held.fetches))
     before = len(held.fetches)
     held.error = OSError(5, "Input/output error")
     held.release()
@@ -348,3 +363,20 @@ async def test_a_leader_refuses_received_positions_that_do_not_fit_its_log(clust
     (below,) = await session.answer(session.send(3, ReceivedPosition(2, 0, True)))
     assert below.error_code == ErrorCode.invalid_request
     assert durable_end_of(cluster, 3) == 1
+
+
+@on_cluster()
+async def test_a_cold_read_for_a_follower_holds_at_least_one_batch(cluster: Cluster) -> None:
+    """Found by the simulator: if a response was nearly full, the read returned nothing, which counted as a failure."""
+    await written(cluster)
+    session = Session(cluster)
+    await session.answer(session.send(1, max_wait_ms=0))
+    leading = cluster[1].host.replica_sessions._sessions[3]
+    (entry,) = leading._entries.values()
+    log = cluster[1].partition.log
+    log.read = lambda *args, **more: None  # type: ignore[method-assign]
+    cold: list[Any] = []
+    leading._read(entry, FetchPartitionResponse(0), cold, 10, is_first=False)
+    (read,) = cold
+    assert [record.value for record in decode_batch(read.job())] == [b"b", b"c"]
+    cluster[1].partition.jobs.end()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.node.cluster_harness import LocalNodes
+from tests.node.cluster_harness import LocalNodes, until
 
 from chronik.metadata.image import SCHEMAS_TOPIC
+from chronik.node import schema_registry
+from chronik.node.replicas.partition import Partition
 from chronik.schemas.commands import Command
 from chronik.schemas.errors import Code, Refused
 
@@ -42,3 +44,23 @@ async def test_a_node_that_cannot_reach_the_leader_does_not_answer_404(tmp_path:
         with pytest.raises(Refused) as refused:
             await survivor.schemas.decide(unknown)
         assert refused.value.code == Code.UNKNOWN_LEADER
+
+
+async def test_a_forwarded_command_does_not_outlive_the_answer_to_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise commands whose clients have got an error run when replicas return, perhaps hours later."""
+    async with LocalNodes(tmp_path) as nodes:
+        brokers = await nodes.start_all()
+        await brokers[0].schemas.submit(registration(0))
+        topic = brokers[0].image.require_topic(SCHEMAS_TOPIC)
+        leader = next(broker for broker in brokers if broker.node_id == topic.partitions[0].leader)
+        other = nodes.others(leader)[0]
+        with monkeypatch.context() as patched:
+            patched.setattr(schema_registry, "TIMEOUT_S", 0.3)
+            patched.setattr(Partition, "when_committed", lambda partition, end_offset, waiter: None)
+            with pytest.raises(Refused) as refused:
+                await other.schemas.submit(registration(1))
+            assert refused.value.code == Code.TIMED_OUT
+            await until(lambda: leader.schemas._waiting == 0)
+        assert (await other.schemas.submit(registration(2)))["id"] == 2

@@ -164,3 +164,21 @@ def test_a_schema_that_cannot_become_columns_is_refused(schema: Any, reason: str
 def test_a_text_that_is_no_json_is_refused() -> None:
     with pytest.raises(SchemaError, match="not JSON"):
         JsonSchema("{")
+
+
+def test_a_schema_with_too_many_types_is_refused() -> None:
+    definitions: dict[str, Any] = {
+        f"D{number}": {
+            "type": "object",
+            "properties": {name: {"$ref": f"#/definitions/D{number + 1}"} for name in ("a", "b")},
+        }
+        for number in range(40)
+    }
+    schema = {"definitions": {**definitions, "D40": {"type": "string"}}, "$ref": "#/definitions/D0"}
+    with pytest.raises(SchemaError, match="more than 20,000 types"):
+        columns(schema)
+
+
+def test_a_reference_that_is_no_text_is_refused() -> None:
+    with pytest.raises(SchemaError):
+        columns({"type": "object", "$ref": 1, "properties": {"a": {}}})

@@ -138,13 +138,13 @@ PLANTED_IN_CLUSTER: dict[Planted, tuple[int, int]] = {
     offset_is_loaded_and_later_stored: (1, 3),
     watermark_is_the_leaders_end: (0, 9),
     replicas_count_before_the_sync: (35, 34),
-    vote_is_not_durable: (0, 26),
+    vote_is_not_durable: (4, 26),
     truncation_by_watermark: (0, 7),
     leader_counts_received_positions: (0, 5),
     follower_reports_received_as_durable: (0, 5),
-    isr_removal_counts_before_its_commit: (22, 36),
+    isr_removal_counts_before_its_commit: (24, 36),
     stale_leader_serves: (5, 30),
-    early_batches_are_accepted: (0, 20),
+    early_batches_are_accepted: (12, 20),
 }
 """Each bug, the first seed, and the number of seeds that may pass before it is found: about three times the mean.
 

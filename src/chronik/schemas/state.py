@@ -1,7 +1,8 @@
 """The registry's state, from the records of the topic `_schemas` in Confluent's format.
 
 Key and value are JSON. Keys: {"keytype":"SCHEMA","subject":S,"version":V,"magic":1}, and with magic 0 CONFIG and MODE
-(without a subject: global), DELETE_SUBJECT, CLEAR_SUBJECT; NOOP and CONTEXT have no meaning here. A null value deletes.
+(without a subject: global), DELETE_SUBJECT, CLEAR_SUBJECT, CONTEXT; NOOP has no meaning here. A null value deletes.
+`lastId` of a CONTEXT is Chronik's own: the context's last id, whose schema was deleted permanently.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ class State:
                 for version in list(self.subjects.get(subject, {}).values()):
                     if version.version <= value["version"]:
                         self._put(version._replace(is_deleted=True))
+            case "CONTEXT" if value is not None:
+                context = context_of(f":{key['context']}:")
+                self.last_ids[context] = max(self.last_ids.get(context, 0), int(value.get("lastId", 0)))
             case "CLEAR_SUBJECT":
                 for version in self.subjects.pop(subject, {}).values():
                     self._release(version)
@@ -261,6 +265,11 @@ def _schema_key(version: Version) -> bytes:
 def deleted_subject_record(subject: str, last_version: int) -> Record:
     key = {"keytype": "DELETE_SUBJECT", "subject": subject, "magic": 0}
     return _json(key), _json({"subject": subject, "version": last_version})
+
+
+def last_id_record(context: str, last_id: int) -> Record:
+    name = {"tenant": "default", "context": context.strip(":") or "."}
+    return _json({"keytype": "CONTEXT", **name, "magic": 0}), _json({**name, "lastId": last_id})
 
 
 def setting_record(keytype: str, subject: str, value: dict[str, Any] | None) -> Record:

@@ -27,6 +27,10 @@ class DeliveryState(IntEnum):
     ARCHIVED = 4
 
 
+COMPLETE: Final = (DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED)
+"""The states of records that are not delivered again."""
+
+
 class SharePartitionKey(NamedTuple):
     """A partition as one share group sees it."""
 
@@ -79,8 +83,9 @@ class WrittenState:
 def combine(known: Iterable[StateBatch], written: Iterable[StateBatch], start_offset: int) -> tuple[StateBatch, ...]:
     """Return the state of all offsets from `start_offset` on, in order of offsets.
 
-    For an offset with two states the one with more deliveries is later, and at the same count the final one. So the
-    order in which writes arrive does not matter, and an accepted record never becomes available again.
+    A complete record stays complete; otherwise the state with more deliveries is later. So the order in which writes
+    arrive does not matter. Neighbours that are complete share a batch, however they became so: otherwise alternating
+    outcomes behind one record that is held for long would add a batch each.
     """
     batches = [batch for batch in (*known, *written) if batch.last_offset >= start_offset]
     bounds = sorted(
@@ -97,11 +102,28 @@ def combine(known: Iterable[StateBatch], written: Iterable[StateBatch], start_of
         open_batches = [batch for batch in open_batches if batch.last_offset >= first]
         if not open_batches:
             continue
-        latest = max(open_batches, key=lambda batch: (batch.delivery_count, batch.delivery_state))
-        state, count = latest.delivery_state, latest.delivery_count
-        previous = combined[-1] if combined else None
-        if previous is not None and (previous[1] + 1, previous[2], previous[3]) == (first, state, count):
-            combined[-1] = previous._replace(last_offset=end - 1)
+        latest = max(open_batches, key=_progress)._replace(first_offset=first, last_offset=end - 1)
+        joined = _joined(combined[-1], latest) if combined else None
+        if joined is not None:
+            combined[-1] = joined
         else:
-            combined.append(StateBatch(first, end - 1, state, count))
+            combined.append(latest)
     return tuple(combined)
+
+
+def _progress(batch: StateBatch) -> tuple[bool, int, int]:
+    return batch.delivery_state in COMPLETE, batch.delivery_count, batch.delivery_state
+
+
+def _joined(previous: StateBatch, batch: StateBatch) -> StateBatch | None:
+    """Return one batch for both; None if they differ, or are not neighbours."""
+    if previous.last_offset + 1 != batch.first_offset:
+        return None
+    if previous[2:] == batch[2:]:
+        return previous._replace(last_offset=batch.last_offset)
+    if previous.delivery_state not in COMPLETE or batch.delivery_state not in COMPLETE:
+        return None
+    is_same = previous.delivery_state == batch.delivery_state
+    state = batch.delivery_state if is_same else DeliveryState.ARCHIVED
+    count = max(previous.delivery_count, batch.delivery_count)
+    return StateBatch(previous.first_offset, batch.last_offset, state, count)

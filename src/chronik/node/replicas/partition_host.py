@@ -161,7 +161,7 @@ class PartitionHost:
             self._resign(image)
         else:
             self._is_following = True
-            self._configure(None)
+            self._configure()
             self.replication.brokers_changed(image)
             await self._set_strays_aside(image)
             await self._open(
@@ -270,8 +270,12 @@ class PartitionHost:
                     gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
                     self._remove_replicas(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
                     self._runtime.traces.topics -= {topic.name}
-                case ConfigChanged(resource="topic" | "broker" as resource, name=name):
-                    self._configure(name if resource == "topic" else None)
+                case ConfigChanged(resource="broker"):
+                    self._configure()
+                case ConfigChanged(resource="topic", name=name):
+                    configured = image.topics.get(name)
+                    if configured is not None:
+                        self._configure_topic(configured)
                 case ReplicasChanged() | LeaderChanged() | IsrChanged():
                     self._partition_changed(image, event)
 
@@ -359,16 +363,27 @@ class PartitionHost:
                 self.replication.partition_closed(hosted)
         self._work.put_nowait(Remove(topic, topic_id, tuple(indexes)))
 
-    def _configure(self, only_topic: str | None) -> None:
+    def _configure(self) -> None:
+        """Apply the settings of all topics."""
         image = self.image
         self._defaults = topic_defaults(self._runtime.config, image)
         self._runtime.traces.topics = traced_topics(image, self._defaults)
-        if only_topic is None:
-            self.replication.limit_rates(image)
+        self.replication.limit_rates(image)
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
-            if topic is not None and (only_topic is None or topic.name == only_topic):
+            if topic is not None:
                 partition.configure(partition_settings(self._settings_of(topic), image, topic, partition.index))
+
+    def _configure_topic(self, topic: TopicImage) -> None:
+        """Apply the settings of one topic, without a look at others: there may be thousands."""
+        traces = self._runtime.traces
+        traces.topics -= {topic.name}
+        if is_traced(topic, self._defaults):
+            traces.topics |= {topic.name}
+        for index in range(len(topic.partitions)):
+            hosted = self.partitions.get((topic.name, index))
+            if hosted is not None:
+                hosted.configure(partition_settings(self._settings_of(topic), self.image, topic, index))
 
     async def _run_work(self) -> None:
         while True:

@@ -1,14 +1,13 @@
 """The fetcher for one leader: it fetches all partitions that this node replicates from that leader, in one session.
 
 A fetch includes a partition when its position changed, and the leader then responds once (see `replica_sessions`). So
-one long poll is in flight. A fetch offset states what this node has durably. After records arrive, the next fetch
-waits briefly for their sync, so that usually one fetch states that and requests the next records.
+one long poll is in flight. A fetch offset states what this node has durably. After records arrive, the partition waits
+for their sync, so that one fetch states that and requests the next records.
 
-If the sync takes longer, or the leader has more than one response holds, the partition is fetched ahead: the fetch
-states what is durable and, separately, what was received, from where the leader continues. The end of each sync is then
-reported at once. So the disk limits replication by its bandwidth and not by the time of a sync. What is received and
-not durable is bounded; beyond that, a partition is fetched again once its log is durable. A leader of an older release
-does not know received positions and is always fetched from like that.
+If the leader has more than one response holds, the partition is fetched ahead instead: the fetch states what is durable
+and, separately, what was received, from where the leader continues. The end of each sync is reported at once. So the
+disk limits replication by its bandwidth and not by the time of a sync. What is received and not durable is bounded. A
+leader of an older release does not know received positions, and is never fetched ahead.
 
 A partition that waits does not delay the other partitions: it is included once it is ready, in a second fetch that
 makes the leader end the first.
@@ -74,11 +73,9 @@ PAUSE_S_MAX = 1.0
 REFUSED_PAUSE_S = 0.1
 SESSION_EPOCH_MAX = 0x7FFFFFFF
 SESSION_ERRORS = (ErrorCode.fetch_session_id_not_found, ErrorCode.invalid_fetch_session_epoch)
-PARTITION_BYTES = 1024 * 1024
-FULL_BYTES = PARTITION_BYTES // 2
-"""The leader has more records if it sends this many: it sends whole batches."""
 SYNC_WAIT_S = 0.005
-"""How long the next fetch of a partition waits for the sync of the last one's records."""
+"""How long an idle session waits for the sync of the last records, and how often a partition with little to receive is
+fetched ahead."""
 UNSYNCED_BYTES_MAX = 128 * 1024 * 1024
 """How many bytes of one leader's partitions, or of one of them, may be received and not durable: with syncs of 300 ms,
 half of it is synced while the other half arrives, at 200 MB/s. The next response may exceed it."""
@@ -136,6 +133,8 @@ class Followed:
     unsynced: deque[tuple[int, int]] = field(default_factory=deque)
     """The appends that are not durable yet: end offset and size in bytes."""
     unsynced_bytes: int = 0
+    has_more: bool = False
+    """Whether the leader had more records than a response holds, since the last sync ended."""
     is_truncating: bool = False
     is_trimming: bool = False
     is_reported: bool = False
@@ -163,6 +162,7 @@ class ReplicaFetcher:
         self._loop = runtime.loop
         self._host = host
         self._throttle = host.follower_throttle
+        self._bytes_max = runtime.config.replica_fetch_bytes_max
         self._log = runtime.log.bind(component="replication", leader=leader_id)
         self._session = LeaderSession(runtime, leader_id, host, self, self._log)
         self._followed: dict[tuple[UUID, int], Followed] = {}
@@ -219,6 +219,8 @@ class ReplicaFetcher:
             self._queue_position(followed)
         else:
             self._report(followed)
+        # What arrives from now on is small again, until a response shows otherwise.
+        followed.has_more = False
 
     def resend_position(self, partition: Partition) -> None:
         """Update the position after the log end changed or must not be sent; ignore responses still in flight."""
@@ -284,7 +286,8 @@ class ReplicaFetcher:
     def _may_fetch_ahead(self, followed: Followed) -> bool:
         log = followed.partition.log
         return (
-            self._session.takes_received
+            followed.has_more
+            and self._session.takes_received
             and not log.read_only
             and self._unsynced_bytes < UNSYNCED_BYTES_MAX
             and followed.unsynced_bytes < UNSYNCED_SEGMENTS_MAX * log.config.segment_bytes
@@ -303,19 +306,22 @@ class ReplicaFetcher:
         self._unsynced_bytes -= removed_bytes
 
     def _appended(self, followed: Followed, size_bytes: int) -> None:
-        """Fetch the partition again after its records were appended, with their sync in the same fetch if possible."""
+        """Fetch the partition again after its records were appended: ahead of their sync if the leader has more."""
         partition = followed.partition
-        if partition.durable_end_offset < partition.log_end_offset:
-            followed.unsynced.append((partition.log_end_offset, size_bytes))
-            followed.unsynced_bytes += size_bytes
-            self._unsynced_bytes += size_bytes
-            # A report that is due would be sent anyway: the request for more records can share its fetch.
-            is_urgent = size_bytes >= FULL_BYTES or followed in self._reports
-            if not is_urgent or not self._may_fetch_ahead(followed):
-                self._wait_for_sync(followed)
-                return
+        if partition.durable_end_offset >= partition.log_end_offset:
+            self._queue_position(followed)
+            return
+        followed.unsynced.append((partition.log_end_offset, size_bytes))
+        followed.unsynced_bytes += size_bytes
+        self._unsynced_bytes += size_bytes
+        # The leader sends whole batches.
+        is_full = 2 * size_bytes >= self._bytes_max
+        followed.has_more = followed.has_more or is_full
+        if is_full and self._may_fetch_ahead(followed):
             self._is_urgent = True
-        self._queue_position(followed)
+            self._queue_position(followed)
+        else:
+            self._wait_for_sync(followed)
 
     # -- waiting for syncs ---------------------------------------------------------------------------------------------
 
@@ -326,7 +332,10 @@ class ReplicaFetcher:
             self._wait_timer = self._loop.call_at(until_s, self._end_waits)
 
     def _end_waits(self) -> None:
-        """Fetch the partitions ahead that have waited long enough for their sync."""
+        """Fetch on without the syncs of partitions that have waited long enough: ahead if there was much to receive.
+
+        This keeps their next sync full; the others are fetched when they are durable.
+        """
         self._wait_timer = None
         now_s = self._loop.time()
         for followed, until_s in list(self._waiting.items()):
@@ -390,7 +399,7 @@ class ReplicaFetcher:
         if wants_records:
             followed.sent_in = number
             followed.position = (position.end, position.last_epoch)
-            bytes_max = PARTITION_BYTES
+            bytes_max = self._bytes_max
             if self._is_throttled(followed):
                 bytes_max = min(bytes_max, self._throttle.bytes_max)
         followed.reported_end = position.durable_end

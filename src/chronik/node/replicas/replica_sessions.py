@@ -365,7 +365,8 @@ class ReplicaSession:
         try:
             read = log.read(offset, max_bytes, end, min_one_batch=is_first)
             if read is None:
-                cold.append(partition.cold_read(response, offset, max_bytes, end, min_one_batch=is_first))
+                # At least one batch: an empty read cannot be told from records that are missing.
+                cold.append(partition.cold_read(response, offset, max_bytes, end, min_one_batch=True))
                 size_bytes = max_bytes
             else:
                 response.records = read.data

@@ -31,6 +31,8 @@ from chronik.pipeline.typed.writer_schema import SINGLE, Decoded, Numbers, Schem
 SIMPLE = {"integer": json_values.whole(64), "number": json_values.DOUBLE, "boolean": json_values.BOOLEAN}
 FORMATS = {"date": json_values.DATE, "date-time": json_values.TIMESTAMP}
 DEPTH_MAX = 64
+TYPES_MAX = 20_000
+"""Types in a schema, each counted wherever it is used: types that use the next one twice multiply."""
 Place = tuple[str, str]
 """Where a referred schema is: the document's address, and the path inside it."""
 
@@ -55,9 +57,10 @@ class JsonSchema:
             if isinstance(document, dict) and document.get("$id")
         }
         self._open: list[Place] = []
+        self._type_count = 0
         try:
             fields = self._properties(root, "", 0)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise SchemaError(f"the schema is not valid: {type(error).__name__}: {error}") from None
         self.record = str(root.get("title", "")) if isinstance(root, dict) else ""
         is_single = fields is None
@@ -98,6 +101,9 @@ class JsonSchema:
         ]
 
     def _type(self, schema: Any, document: str, depth: int) -> JsonType:
+        self._type_count += 1
+        if self._type_count > TYPES_MAX:
+            raise SchemaError(f"the schema has more than {TYPES_MAX:,} types")
         if depth > DEPTH_MAX or not isinstance(schema, dict):
             return ANY_JSON
         schema, _ = _without_null(schema)

@@ -175,7 +175,8 @@ def newest_image(nodes: Iterable[SimNode]) -> ClusterImage | None:
 def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
     """Return settings for a simulated node: periodic work runs more often than on a real node.
 
-    In half of all runs, nodes have a commit log, with small files.
+    In half of all runs, nodes have a commit log, with small files. In most, followers fetch so little at once that they
+    often fetch ahead of their syncs.
     """
     values: dict[str, object] = {
         "node_id": node_id,
@@ -190,6 +191,7 @@ def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
         "recovery_point_interval_ms": 250,
         "commit_log": host.world.random("commit-log").random() < 0.5,
         "commit_log_bytes": 128 * 1024,
+        "replica_fetch_bytes_max": host.world.random("replica-fetch").choice((200, 500, 1_000, 1024 * 1024)),
         "scrub_interval_ms": 500,
         **settings,
     }
