@@ -33,20 +33,15 @@ StartNode: TypeAlias = Callable[..., Node]
 NODES = pytest.StashKey[list[Node]]()
 
 
-LONG = ("spark", "cluster", "faults", "cli", "sim")
+LONG = ("spark", "clients", "cluster", "faults", "cli", "sim")
 """Folders of tests with long files."""
 LONGEST = ("tests/spark/test_sink_crash.py", "tests/cli/test_demo.py", "tests/spark/test_land_crash.py")
 """Files that take long because of one test, which starts JVMs of its own."""
+APART = (*LONGEST, "tests/spark/test_land_s3.py", "tests/spark/test_run.py")
+"""Files that no entry of TOGETHER takes: their tests start all processes themselves."""
 TOGETHER = {
     "Spark, Apache Kafka": (
-        "tests/spark/test_apache_kafka.py",
-        "tests/spark/test_audit*.py",
-        "tests/spark/test_land.py",
-        "tests/spark/test_land_errors.py",
-        "tests/spark/test_land_masters_and_sources.py",
-        "tests/spark/test_sink.py",
-        "tests/spark/test_source.py",
-        "tests/spark/test_traces.py",
+        "tests/spark/*.py",
         "tests/pipeline/test_apache_kafka.py",
         "tests/pipeline/test_audit_log.py",
         "tests/pipeline/test_sink.py",
@@ -59,6 +54,7 @@ TOGETHER = {
         "tests/cluster/test_tools_*.py",
         "tests/cluster/test_verify.py",
     ),
+    "Java clients": ("tests/clients/*.py",),
 }
 """Files whose tests share processes for the whole run: one worker runs them all, so that it alone starts these."""
 
@@ -109,6 +105,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     def split(node_id: str) -> str:
         file = node_id.partition("::")[0]
+        if file in APART:
+            return file
         return next((name for name, files in TOGETHER.items() if any(map(partial(fnmatch, file), files))), file)
 
     scheduling = LoadFileScheduling(config, log)

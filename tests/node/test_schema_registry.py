@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from chronik.schemas.commands import Command
 from chronik.schemas.errors import Code, Refused
 
 REGISTRATIONS = 20
+TIMEOUT_S = 20.0
 
 
 def registration(number: int) -> Command:
@@ -64,3 +66,29 @@ async def test_a_forwarded_command_does_not_outlive_the_answer_to_its_client(
             assert refused.value.code == Code.TIMED_OUT
             await until(lambda: leader.schemas._waiting == 0)
         assert (await other.schemas.submit(registration(2)))["id"] == 2
+
+
+async def test_a_view_changes_with_every_record_and_there_is_none_before_it_is_read(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path) as nodes:
+        brokers = await nodes.start_all()
+        assert [broker.schemas.view() for broker in brokers] == [None] * 3
+        views = []
+        for number in range(3):
+            await brokers[number % 3].schemas.submit(registration(number))
+            for broker in brokers:
+                state = await broker.schemas.caught_up()
+                view = broker.schemas.view()
+                assert view is not None and view[0] is state
+                views.append(view)
+        assert len({(id(state), offset) for state, offset in views}) == len(views)
+        leader_id = brokers[0].image.require_topic(SCHEMAS_TOPIC).partitions[0].leader
+        leader = next(broker for broker in brokers if broker.node_id == leader_id)
+        follower = nodes.others(leader)[0]
+        stale = follower.schemas.view()
+        await leader.schemas.submit(registration(9))
+        end_offset = leader.host.partitions[SCHEMAS_TOPIC, 0].high_watermark
+        async with asyncio.timeout(TIMEOUT_S):
+            while follower.host.partitions[SCHEMAS_TOPIC, 0].high_watermark < end_offset:
+                await asyncio.sleep(0.01)
+        # It has the record in its log, and has not read it.
+        assert stale is not None and follower.schemas.view() is None

@@ -29,6 +29,7 @@ from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
 from chronik.metadata.image import SHARE_STATE_TOPIC
 from chronik.node.broker import Broker
+from chronik.node.coordinators.share_coordinator import ShareCoordinatorService
 from chronik.node.membership.topic_plans import NewTopic
 from chronik.node.replicas.partition import Partition, TransactionMarker
 from chronik.node.shares.share_partitions import LedShare, SharePartitions
@@ -372,6 +373,27 @@ async def test_state_client_reaches_coordinators_on_all_nodes(tmp_path: Path) ->
         assert set((await brokers[1].share_state.delete(keys, 10_000)).values()) == {NONE}
         read_state = await brokers[2].share_state.read(dict.fromkeys(keys, 9), 10_000)
         assert {each.error for each in read_state.values()} == {ErrorCode.invalid_request}
+
+
+async def test_an_unexpected_exception_for_one_key_is_its_error_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with one_node(tmp_path, partitions=2) as broker:
+        topic_id = broker.image.require_topic(TOPIC).id
+        good, bad = (SharePartitionKey(GROUP, topic_id, index) for index in range(2))
+        write = ShareCoordinatorService.write
+
+        async def fail(service: ShareCoordinatorService, key: SharePartitionKey, written: WrittenState) -> ErrorCode:
+            if key == bad:
+                raise ValueError("planted")
+            return await write(service, key, written)
+
+        monkeypatch.setattr(ShareCoordinatorService, "write", fail)
+        written = WrittenState(1, 5, 3, (), 0)
+        assert await broker.share_state.write({bad: written, good: written}, 5_000) == {
+            bad: ErrorCode.unknown_server_error,
+            good: NONE,
+        }
 
 
 async def test_rejected_records_are_copied_to_the_dead_letter_topic(tmp_path: Path) -> None:

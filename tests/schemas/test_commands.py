@@ -86,6 +86,33 @@ def test_records_of_another_registry_are_read_and_unknown_ones_skipped() -> None
     assert state.unreadable == 1
 
 
+def test_a_damaged_record_is_skipped_and_leaves_the_registry_usable() -> None:
+    registry = Registry()
+    registry.register("s", "string")
+    key = b'{"keytype":"SCHEMA","subject":"s","version":1,"magic":1}'
+    damaged: tuple[tuple[bytes | None, bytes | None], ...] = (
+        (None, None),
+        (b"[]", b"{}"),
+        (b'{"keytype":"SCHEMA","subject":7,"version":1}', b'{"id":1,"schema":"{}"}'),
+        (b'{"keytype":"SCHEMA","subject":"s","version":9999999999}', b'{"id":1,"schema":"{}"}'),
+        (key, b'{"id":9223372036854775807,"schema":"{}"}'),
+        (key, b'{"id":-1,"schema":"{}"}'),
+        (key, b'{"id":1}'),
+        (key, b'{"id":1,"schema":"{}","references":[{"name":"x"}]}'),
+        (key, b"[" * 100_000),
+        (b'{"keytype":"CONFIG","subject":"s","magic":0}', b"[]"),
+        (b'{"keytype":"CONFIG","magic":0}', b'"FULL"'),
+        (b'{"keytype":"MODE","magic":0}', b"{}"),
+        (b'{"keytype":"DELETE_SUBJECT","subject":"s","magic":0}', b'{"subject":"s","version":"x"}'),
+    )
+    for record_key, value in damaged:
+        registry.state.apply(record_key, value)
+    assert registry.state.unreadable == len(damaged)
+    assert registry.state.config("s", "compatibilityLevel", "BACKWARD") == "BACKWARD"
+    assert [each.id for each in registry.state.versions("s")] == [1]
+    assert registry.register("t", "int") == 2
+
+
 @pytest.mark.parametrize(
     ("level", "accepts_new_field", "accepts_default", "accepts_removal"),
     [
@@ -244,7 +271,7 @@ def test_half_of_a_surrogate_pair_is_refused(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"minimum": NaN}', "NaN is no number of JSON"),
+        ('{"minimum": NaN}', "NaN is not a JSON number"),
         ('{"a":' * 5_000 + "1" + "}" * 5_000, "nested too deeply"),
         ("{", "is not JSON"),
     ],

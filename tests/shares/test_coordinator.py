@@ -249,3 +249,11 @@ def test_the_order_of_writes_does_not_matter(batches: list[StateBatch], random: 
     for batch in shuffled:
         merged = combine(merged, [batch], 5)
     assert offsets(merged) == offsets(combine((), batches, 5))
+
+
+@given(st.lists(states, max_size=12), st.lists(states, max_size=3), st.integers(0, 10), st.integers(0, 40))
+def test_a_change_has_the_same_result_as_all_changes_at_once(
+    earlier: list[StateBatch], changes: list[StateBatch], first_start: int, start: int
+) -> None:
+    known = combine((), earlier, first_start)
+    assert combine(known, changes, start) == combine((), [*known, *changes], start)

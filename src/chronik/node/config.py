@@ -231,7 +231,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     loop: Literal["asyncio", "uvloop"] = "asyncio"
 
     durability: Literal["synced", "replicated"] = "synced"
-    commit_log: bool = False
+    commit_log: bool = True
     """Whether a round of syncs may write to one commit log instead of syncing each segment. Only under `synced`."""
     commit_log_bytes: int = 64 * 1024 * 1024
     forwarding: bool = True

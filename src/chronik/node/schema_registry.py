@@ -96,6 +96,13 @@ class SchemaRegistry:
             await self._read_from(topic.partitions[PARTITION].leader, topic.id)
         return self.state
 
+    def view(self) -> tuple[State, int] | None:
+        """Return what identifies the state that `current` would return, or None if it would have to read first."""
+        partition = self._replica()
+        if self._metadata.image.topic(SCHEMAS_TOPIC) is None or partition is None:
+            return None
+        return (self.state, self._offset) if self._is_current(partition, partition.high_watermark) else None
+
     async def caught_up(self) -> State:
         """Return a state that has all that was committed before this call. Raises Refused if that is not possible."""
         topic = self._metadata.image.topic(SCHEMAS_TOPIC)

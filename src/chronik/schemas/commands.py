@@ -76,7 +76,7 @@ def run(state: State, command: Command) -> Outcome:
     try:
         return handle(state, subject, command.arguments)
     except UnicodeEncodeError:
-        raise InvalidSchema("the request contains half of a surrogate pair, which is no text") from None
+        raise InvalidSchema("the request contains half of a surrogate pair, which is not text") from None
 
 
 # -- schemas -----------------------------------------------------------------------------------------------------------
@@ -266,10 +266,10 @@ def resolve(state: State, subject: str, references: tuple[Reference, ...], visib
 
 
 def _same_version(state: State, new: Version, *, deleted: bool = False) -> Version | None:
-    print_ = new.fingerprint
+    fingerprint = new.fingerprint
     for version in reversed(state.versions(new.subject, deleted=deleted)):
         # A registration without metadata or rules matches a version that has them.
-        if print_ in (version.fingerprint, version._replace(more="").fingerprint if not new.more else ""):
+        if fingerprint in (version.fingerprint, version._replace(more="").fingerprint if not new.more else ""):
             return version
     return None
 

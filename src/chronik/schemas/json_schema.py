@@ -110,7 +110,7 @@ class JsonSchema:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _load(text: str) -> Any:

@@ -264,7 +264,7 @@ class ShareCoordinator:
         return self._run(key, token, run, at)
 
     def topic_deleted(self, topic_id: UUID, at: Moment) -> list[Action]:
-        """Remove the state of all partitions of a deleted topic; nobody waits for it."""
+        """Remove the state of all partitions of a deleted topic. No request waits for that."""
         actions: list[Action] = []
         for stored in [each for key, each in self._keys.items() if key.topic_id == topic_id]:
             actions += self._start(stored, None, _deletion(self, stored), at)

@@ -1,7 +1,8 @@
 """The durable state of a shared partition, as its leader and the share coordinator exchange it."""
 
 import base64
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -80,14 +81,36 @@ class WrittenState:
     delivery_complete_count: int = NO_COUNT
 
 
-def combine(known: Iterable[StateBatch], written: Iterable[StateBatch], start_offset: int) -> tuple[StateBatch, ...]:
-    """Return the state of all offsets from `start_offset` on, in order of offsets.
+def combine(known: Sequence[StateBatch], written: Iterable[StateBatch], start_offset: int) -> tuple[StateBatch, ...]:
+    """Return the state of all offsets from `start_offset` on, in order of offsets. `known` is the result of a call.
 
     A complete record stays complete; otherwise the state with more deliveries is later. So the order in which writes
     arrive does not matter. Neighbours that are complete share a batch, however they became so: otherwise alternating
     outcomes behind one record that is held for long would add a batch each.
     """
-    batches = [batch for batch in (*known, *written) if batch.last_offset >= start_offset]
+    known = known[bisect_left(known, start_offset, key=_last_offset) :]
+    if known and known[0].first_offset < start_offset:
+        known = (known[0]._replace(first_offset=start_offset), *known[1:])
+    changes = [batch for batch in written if batch.last_offset >= start_offset]
+    if not changes:
+        return tuple(known)
+    # Only the batches that the changes touch, and the neighbours that they may join, are looked at one by one.
+    first, last = min(batch.first_offset for batch in changes), max(batch.last_offset for batch in changes)
+    begin = max(0, bisect_left(known, first, key=_last_offset) - 1)
+    end = bisect_right(known, last, key=_first_offset) + 1
+    return (*known[:begin], *_overlaid([*known[begin:end], *changes], start_offset), *known[end:])
+
+
+def _first_offset(batch: StateBatch) -> int:
+    return batch.first_offset
+
+
+def _last_offset(batch: StateBatch) -> int:
+    return batch.last_offset
+
+
+def _overlaid(batches: list[StateBatch], start_offset: int) -> list[StateBatch]:
+    """Return the latest state of each offset of batches that may overlap."""
     bounds = sorted(
         {max(batch.first_offset, start_offset) for batch in batches} | {batch.last_offset + 1 for batch in batches}
     )
@@ -108,7 +131,7 @@ def combine(known: Iterable[StateBatch], written: Iterable[StateBatch], start_of
             combined[-1] = joined
         else:
             combined.append(latest)
-    return tuple(combined)
+    return combined
 
 
 def _progress(batch: StateBatch) -> tuple[bool, int, int]:

@@ -368,7 +368,7 @@ class Appender:
         try:
             self._appended(append.token, outcome)
         except Exception as error:
-            # A fault in one key's state must not stop the appends of all others.
+            # A fault in the state of one key must not stop the appends of the other keys.
             self._log.exception(f"{self._what}_append_not_applied", partition=self._partition, error=repr(error))
 
     def _check_transaction(self, append: Append) -> ErrorCode | None:

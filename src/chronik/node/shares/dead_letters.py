@@ -83,7 +83,7 @@ class DeadLetters:
         topics: Topics,
         done: Callable[[LedShare, DeadLetter], None],
     ) -> None:
-        """`done` is called when the copies of a range are committed, or given up."""
+        """`done` is called when the copies of a range are committed, or cannot be written at all."""
         self._runtime = runtime
         self._metadata = metadata
         self._host = host
@@ -115,7 +115,7 @@ class DeadLetters:
             except NotUsable as error:
                 self._report(led, str(error), "the records are archived without a copy")
             except (KafkaError, ClientError, MalformedRequest, TimeoutError) as error:
-                self._report(led, str(error) or "no answer in time", "it is tried again")
+                self._report(led, str(error) or "no answer in time", "the node tries again")
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
