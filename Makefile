@@ -13,6 +13,8 @@ PYTEST_ARGS ?=
 # Test files that run at the same time: more than 2 cores can run, because many tests wait for timeouts of the cluster.
 JOBS ?= 3
 QUICK := $(addprefix tests/,wire storage raft metadata replication groups client observe doctor test_docs.py)
+# The rules of the sources, a part of `make check`.
+RULES := tests/test_rooms.py tests/test_asserts.py
 BENCH_ARGS ?=
 # Of `make soak`: how long, and the seed that an earlier run printed.
 SECONDS ?= 1800
@@ -35,6 +37,8 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# pip installs into .venv in more than one rule.
+.NOTPARALLEL:
 .PHONY: help setup bytecode wheel demo test test-quick check audit bench soak soak-counts clean
 
 help: ## this list
@@ -58,7 +62,8 @@ demo: $(RUN_STAMP) bytecode ## the whole story on one machine, on free ports
 
 # PYTHONDONTWRITEBYTECODE is empty because every worker would otherwise compile all tests again at each run (8 s).
 test: check $(TOOLS_STAMP) $(SPARK_ARCHIVE) $(COMPILED_STAMP) bytecode ## check, then the whole suite, with real clients
-	@PYTHONDONTWRITEBYTECODE= $(TESTED) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(TESTED) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		$(addprefix --ignore=,$(RULES)) $(PYTEST_ARGS)
 
 test-quick: check bytecode ## check, then the tests of the pure packages, storage and the client: about 90 seconds
 	@$(BIN)/python -m pytest -q -n $(JOBS) $(QUICK) $(PYTEST_ARGS)
@@ -67,7 +72,7 @@ check: $(DEV_STAMP) ## format, lint, security rules, types, import direction
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy --strict
-	@$(BIN)/python -m pytest -q tests/test_rooms.py tests/test_asserts.py
+	@$(BIN)/python -m pytest -q $(RULES)
 
 audit: $(VENV_STAMP) ## known vulnerabilities of the pinned versions, if an index of advisories can be reached
 	@$(BIN)/python scripts/audit $(TOOLS)/audit
@@ -95,10 +100,12 @@ $(RUN_STAMP): pyproject.toml constraints.txt scripts/find-java $(VENV_STAMP)
 	@$(BIN)/python -m pip install --quiet -e '.[spark,sql,iceberg]'
 	@touch $@
 
-$(DEV_STAMP): $(RUN_STAMP)
-	@echo "chronik: installing what the tests need into $(VENV)"
+# With the run time, so that pip resolves and builds once.
+$(DEV_STAMP): pyproject.toml constraints.txt scripts/find-java $(VENV_STAMP)
+	@bash scripts/find-java
+	@echo "chronik: installing the run time and what the tests need into $(VENV)"
 	@$(BIN)/python -m pip install --quiet -e '.[dev,spark,sql,iceberg]'
-	@touch $@
+	@touch $(RUN_STAMP) $@
 
 # pip does not show why a wheel is pure, so its record is printed.
 $(COMPILED_STAMP): $(VENV_STAMP) pyproject.toml constraints.txt scripts/build_backend.py $(SOURCES)

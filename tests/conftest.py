@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from fnmatch import fnmatch
 from functools import partial
@@ -15,8 +16,10 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.apache_kafka import ApacheKafka, missing
+from tests.support.forked_node import CAN_FORK
 from tests.support.node import Node
 from tests.support.spark_archive import jvm_flags
+from tests.support.spark_python import forked_python
 from tests.support.tested_build import check
 
 pytest_plugins = ["tests.support.browser"]
@@ -30,20 +33,15 @@ StartNode: TypeAlias = Callable[..., Node]
 NODES = pytest.StashKey[list[Node]]()
 
 
-LONG = ("spark", "cluster", "faults", "cli", "sim")
+LONG = ("spark", "clients", "cluster", "faults", "cli", "sim")
 """Folders of tests with long files."""
 LONGEST = ("tests/spark/test_sink_crash.py", "tests/cli/test_demo.py", "tests/spark/test_land_crash.py")
 """Files that take long because of one test, which starts JVMs of its own."""
+APART = (*LONGEST, "tests/spark/test_land_s3.py", "tests/spark/test_run.py")
+"""Files that no entry of TOGETHER takes: their tests start all processes themselves."""
 TOGETHER = {
     "Spark, Apache Kafka": (
-        "tests/spark/test_apache_kafka.py",
-        "tests/spark/test_audit*.py",
-        "tests/spark/test_land.py",
-        "tests/spark/test_land_errors.py",
-        "tests/spark/test_land_masters_and_sources.py",
-        "tests/spark/test_sink.py",
-        "tests/spark/test_source.py",
-        "tests/spark/test_traces.py",
+        "tests/spark/*.py",
         "tests/pipeline/test_apache_kafka.py",
         "tests/pipeline/test_audit_log.py",
         "tests/pipeline/test_sink.py",
@@ -56,6 +54,7 @@ TOGETHER = {
         "tests/cluster/test_tools_*.py",
         "tests/cluster/test_verify.py",
     ),
+    "Java clients": ("tests/clients/*.py",),
 }
 """Files whose tests share processes for the whole run: one worker runs them all, so that it alone starts these."""
 
@@ -106,6 +105,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     def split(node_id: str) -> str:
         file = node_id.partition("::")[0]
+        if file in APART:
+            return file
         return next((name for name, files in TOGETHER.items() if any(map(partial(fnmatch, file), files))), file)
 
     scheduling = LoadFileScheduling(config, log)
@@ -196,6 +197,18 @@ def shared_node(start_shared_node: StartNode) -> Node:
         group_share_heartbeat_interval_ms=250,
         group_share_min_record_lock_duration_ms=1_000,
     )
+
+
+@pytest.fixture(scope="session")
+def spark_python() -> Iterator[None]:
+    """Let every JVM of Spark, from now on, fork its Python processes instead of starting interpreters."""
+    if not CAN_FORK:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, forked_python(Path(folder)) as executable:
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = str(executable)
+        yield
+        del os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"]
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from chronik.local.temporary_cluster import TemporaryCluster
 
 
 @pytest.mark.timeout(420)
-def test_demo_passes_and_leaves_only_its_report(tmp_path: Path) -> None:
+def test_demo_passes_and_leaves_only_its_report(spark_python: None, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     report = tmp_path / "report.html"

@@ -77,12 +77,14 @@ class OffsetWatch:
         client = self._clients.get(node_id)
         if client is None:
             client = self._clients[node_id] = self._nodes.connect(node_id, timeout_s=ANSWER_TIMEOUT_S)
-        for partition in self._partitions:
-            latest = self._latest(client, partition)
+        for latest in self._latest(client):
             if latest.error_code is ErrorCode.none:
-                self._reported("end offset", node_id, partition, latest.offset)
-            offset = self._highest.get(("watermark", partition), (0, 0))[0]
-            fetched = client.fetch(fetch_of((self._topic, partition, offset), partition_max_bytes=1)).topics[0][2][0]
+                self._reported("end offset", node_id, latest.partition_index, latest.offset)
+        offsets = {partition: self._highest.get(("watermark", partition), (0, 0))[0] for partition in self._partitions}
+        wanted = [(self._topic, partition, offset) for partition, offset in offsets.items()]
+        answers = client.fetch(fetch_of(*wanted, partition_max_bytes=1)).topics
+        for fetched in [each for _, _, partitions in answers for each in partitions]:
+            partition = fetched.partition
             if fetched.error_code == 0:
                 self._reported("watermark", node_id, partition, fetched.high_watermark)
                 self._reported("last stable offset", node_id, partition, fetched.last_stable_offset)
@@ -92,14 +94,16 @@ class OffsetWatch:
                         f"above its watermark {fetched.high_watermark}"
                     )
             elif fetched.error_code == ErrorCode.offset_out_of_range:
-                self._violated(
-                    f"node {node_id}: {self._topic}-{partition} at {offset} is out of range, but was readable"
-                )
+                where = f"{self._topic}-{partition} at {offsets[partition]}"
+                self._violated(f"node {node_id}: {where} is out of range, but was readable")
 
-    def _latest(self, client: WireClient, partition: int) -> Any:
-        requested = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": LATEST}
-        values = {"replica_id": -1, "topics": [{"name": self._topic, "partitions": [requested]}]}
-        return client.call(ApiKey.LIST_OFFSETS, 7, values).topics[0].partitions[0]
+    def _latest(self, client: WireClient) -> Any:
+        requested = [
+            {"partition_index": partition, "current_leader_epoch": -1, "timestamp": LATEST}
+            for partition in self._partitions
+        ]
+        values = {"replica_id": -1, "topics": [{"name": self._topic, "partitions": requested}]}
+        return client.call(ApiKey.LIST_OFFSETS, 7, values).topics[0].partitions
 
     def _reported(self, what: str, node_id: int, partition: int, offset: int) -> None:
         self.answers += 1

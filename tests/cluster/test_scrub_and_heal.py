@@ -202,13 +202,10 @@ def test_a_single_node_serves_its_damaged_log_without_the_bad_batch(start_nodes:
         read: list[int] = []
 
         def is_told() -> bool:
-            message = consumer.poll(1.0)
-            if message is None:
-                return False
-            error = message.error()
-            if error is None:
-                read.append(message.offset() or 0)
-            return error is not None and error.code() == ErrorCode.corrupt_message
+            messages = consumer.consume(1_000, timeout=1.0)
+            errors = [error.code() for message in messages if (error := message.error()) is not None]
+            read.extend(message.offset() or 0 for message in messages if message.error() is None)
+            return ErrorCode.corrupt_message in errors
 
         eventually(is_told, HEALED_TIMEOUT_S, "a reader without checksums is told, and does not get the bad batch")
         assert read == list(range(damaged_at))

@@ -112,7 +112,8 @@ def test_a_producer_faster_than_the_disk(nodes: Nodes, size: Size, beside: Besid
     With acks=1 the producer is as fast as the leader's disk and leaves the followers behind, so it has its own topic.
     """
     topics = {acks: nodes.new_topic(1) for acks in ("all", "1")}
-    floods = [Flood(nodes.bootstrap, topics[acks], acks) for acks in ("all", "all", "1")]
+    most = size.of(20_000, 150_000)  # 200 MB each: more than the node's bound, for a disk of any speed
+    floods = [Flood(nodes.bootstrap, topics[acks], acks, most=most) for acks in ("all", "all", "1")]
     with beside() as other:
         for node_id in nodes.ids:
             nodes.slow_syncs(node_id, 300)

@@ -8,7 +8,7 @@ import pytest
 from tests.sim.planted import PLANTED, Planted
 from tests.sim.planted_cluster import PLANTED_IN_CLUSTER
 from tests.sim.planted_commit_log import PLANTED_IN_COMMIT_LOG
-from tests.sim.planted_consumer_groups import PINNED_IN_CONSUMER_GROUPS, PLANTED_IN_CONSUMER_GROUPS
+from tests.sim.planted_consumer_groups import GROUP_SEEDS_MAX, PINNED_IN_CONSUMER_GROUPS, PLANTED_IN_CONSUMER_GROUPS
 from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS, Found
 from tests.sim.planted_rot import PLANTED_IN_ROT
 from tests.sim.planted_share_groups import PLANTED_IN_SHARE_GROUPS, SHARE_GROUP_SEEDS_MAX, locks_never_end
@@ -85,7 +85,7 @@ def test_simulator_reports_a_violation_only_with_the_planted_bug(plant: Planted)
     assert violation_without_a_bug(report.seed, where.scenario) is None
 
 
-SOUGHT = {**SEEDS_MAX, **SHARE_GROUP_SEEDS_MAX}
+SOUGHT = {**SEEDS_MAX, **GROUP_SEEDS_MAX, **SHARE_GROUP_SEEDS_MAX}
 SCENARIOS = {plant: where.scenario for plant, where in {**PINNED, **PLANTED_IN_TRANSACTIONS}.items()}
 
 

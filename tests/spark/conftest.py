@@ -24,6 +24,11 @@ Read: TypeAlias = Callable[..., "DataFrame"]
 Command: TypeAlias = Callable[..., Outcome]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked(spark_python: None) -> None:
+    pass
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'chronik[spark]'")

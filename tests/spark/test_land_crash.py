@@ -15,6 +15,7 @@ import pytest
 from tests.support import topics
 from tests.support.eventually import eventually
 from tests.support.landing import sql
+from tests.support.spark_python import processes_of
 
 from chronik.pipeline.catalog import open_catalog
 from chronik.pipeline.session import java_fault
@@ -63,11 +64,7 @@ class Driver:
 
     def workers(self) -> list[int]:
         """Return the Python processes of this run that tasks run in."""
-        command = ["ps", "-s", str(self.process.pid), "-o", "pid=,stat=,args="]
-        lines = [
-            line.split(None, 2) for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-        ]
-        return [int(pid) for pid, state, name in lines if not state.startswith("Z") and "pyspark.daemon" in name]
+        return processes_of(self.process.pid, "pyspark.daemon")
 
     def kill_workers(self) -> int:
         """Return how many were killed."""

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from tests.support import topics
 from tests.support.eventually import eventually
+from tests.support.spark_python import processes_of
 from tests.support.topics import numbered
 
 from chronik.client.transactions import Transactions
@@ -71,7 +72,8 @@ class Driver:
     def kill(self, kind: str) -> None:
         if kind == "worker":
             for pid in self._workers():
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         elif kind == "driver":
             self.process.kill()  # its JVM ends later by itself
             self.process.wait()
@@ -81,18 +83,12 @@ class Driver:
 
     def wait_for_processes(self) -> None:
         """Wait until no process of this run is left: a JVM outlives its driver by seconds, and may still commit."""
-        eventually(lambda: not self._processes(""), RUN_S_MAX, "the processes of a killed driver have exited")
+        gone = "the processes of a killed driver have exited"
+        eventually(lambda: not processes_of(self.process.pid), RUN_S_MAX, gone)
 
     def _workers(self) -> list[int]:
         """Return the processes of this run that encode rows or commit micro-batches: Spark's daemons start them all."""
-        return self._processes("pyspark.daemon")
-
-    def _processes(self, text: str) -> list[int]:
-        """Return the running processes of the driver's session whose command contains `text`."""
-        command = ["ps", "-s", str(self.process.pid), "-o", "pid=,stat=,args="]
-        listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-        found = [line.split(None, 2) for line in listed]
-        return [int(pid) for pid, state, name in found if not state.startswith("Z") and text in name]
+        return processes_of(self.process.pid, "pyspark.daemon")
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def serve() -> list[str]:
                 os._exit(0)
             server = os.getpid()
             if os.fork() == 0:
-                _end_with(server)
+                end_with(server)
                 break
             for stream in streams:
                 os.close(stream)
@@ -154,17 +154,17 @@ def serve() -> list[str]:
         with contextlib.suppress(BrokenPipeError):  # nothing reads it any more
             os.write(report, b"%-*d" % (REPORT_BYTES, status))
         os._exit(0)
-    _end_with(waiter)
+    end_with(waiter)
     for number, stream in enumerate(standard):
         os.dup2(stream, number)
         os.close(stream)
-    arguments = _become(json.loads(message))
+    arguments = become(json.loads(message))
     os.write(report, b"%-*d" % (REPORT_BYTES, os.getpid()))
     os.close(report)
     return arguments
 
 
-def _become(request: dict[str, object]) -> list[str]:
+def become(request: dict[str, object]) -> list[str]:
     arguments, environment = request["arguments"], request["environment"]
     assert isinstance(arguments, list) and isinstance(environment, dict)
     if request["new_session"]:
@@ -179,7 +179,7 @@ def _become(request: dict[str, object]) -> list[str]:
     return arguments
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """End this process when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,8 +1,8 @@
 """One job of the service, in a thread of its own: a landed topic or a sink, which fails and recovers by itself.
 
 A failed job is opened again from its checkpoint, after a pause that doubles up to a bound, for as long as the service
-runs. Brokers return, topics are created, disks are freed and schemas are fixed: nobody has to start it again. What a
-repeated attempt reads again lands once. `waiting`: the cause may pass by itself. `failed`: somebody has to act.
+runs. So it resumes by itself when brokers return, a topic is created, a disk is freed or a schema is fixed. What a
+repeated attempt reads again lands once. `waiting`: the cause may pass by itself. `failed`: an operator has to act.
 """
 
 from __future__ import annotations
