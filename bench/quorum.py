@@ -65,6 +65,8 @@ class Voter:
     timer_ms: float | None = None
     cpu_ms: float = 0.0
     """Of this run."""
+    longest_ms: float = 0.0
+    """The CPU time of its longest step in office, which delays all its other work."""
     image: ClusterImage = field(default_factory=ClusterImage)
     applied_index: int = 0
     proposed_index: int = 0
@@ -185,6 +187,8 @@ class Quorum:
         voter.sends.clear()
         took_ms = 1000 * (time.process_time() - began_s)
         voter.cpu_ms += took_ms
+        if voter.controller is not None:
+            voter.longest_ms = max(voter.longest_ms, took_ms)
         voter.free_ms = self.now_ms + took_ms
         for target, data in sends:
             self._at(voter.free_ms + NETWORK_MS, partial(self._deliver, target, data))
@@ -246,18 +250,23 @@ class Quorum:
             voter.sends += ready.messages_after
 
     def _decide(self, voter: Voter) -> None:
-        """Let the controller decide, as soon as its earlier commands are applied; again after its interval."""
+        """Let the controller do one step of its decision, as soon as its earlier commands are applied.
+
+        The next step follows soon if it is behind, else after its interval.
+        """
         if voter.controller is None or voter.raft is None:
             return
+        pause_ms = NETWORK_MS
         if voter.applied_index >= voter.proposed_index:
             for command in voter.controller.due(int(self.now_ms)):
                 outcome = voter.raft.propose(encode_command(command), int(self.now_ms))
                 if isinstance(outcome, Refused):
                     break  # planned again at the next interval
                 voter.proposed_index = outcome.index
-            voter.has_decided = True
-        at_ms = self.now_ms + DUE_INTERVAL_MS
-        self._at(at_ms, partial(self._step, voter, voter.run, self._decide))
+            if not voter.controller.is_behind:
+                voter.has_decided = True
+                pause_ms = DUE_INTERVAL_MS
+        self._at(self.now_ms + pause_ms, partial(self._step, voter, voter.run, self._decide))
 
     def _heartbeat(self, call: HeartbeatCall) -> None:
         """Send a broker's heartbeat to the controller; a dead broker's come again if it returns."""
@@ -313,6 +322,7 @@ def play_failover(log: Sequence[bytes], voters: Sequence[int], seed: int) -> dic
     while leaderships(leader.image, dead.node_id):
         quorum.run_until(partial(_has_changed, leader, leader.image))
     figures["controller_node_dead_virtual_ms"] = round(leader.free_ms - killed_ms, 1)
+    figures["controller_longest_step_cpu_ms"] = round(leader.longest_ms, 1)
     quorum.start(dead)
     figures["replay_cpu_ms"] = round(dead.cpu_ms, 1)
     quorum.run_until(lambda: dead.image.version == leader.image.version)

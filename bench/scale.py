@@ -25,6 +25,7 @@ from pathlib import Path
 from uuid import UUID
 
 from bench.quorum import NotReached, worst_failover
+from chronik.cli.start import settle_garbage_collector
 from chronik.metadata.apply import apply
 from chronik.metadata.calls import HeartbeatCall
 from chronik.metadata.commands import (
@@ -37,11 +38,11 @@ from chronik.metadata.commands import (
     encode_command,
 )
 from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
-from chronik.metadata.image import ClusterImage, decode_image, encode_image
+from chronik.metadata.image import DEFAULT_LISTENER, ClusterImage, decode_image, encode_image
 from chronik.metadata.placement import place_replicas
-from chronik.node.admin.topic_description import AbsentBrokers, described_topic
+from chronik.node.admin.topic_description import AbsentBrokers
+from chronik.node.apis.metadata import DescribedTopics
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode
 from chronik.wire.messages import write_response
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -67,6 +68,8 @@ class PlayedCluster:
         self.image = ClusterImage()
         self.now_ms = 0
         self.controller: Controller | None = None
+        self.longest_ms = 0.0
+        """The CPU time of the controller's longest decision, without its commands."""
         self.log: list[bytes] = []
         self._incarnations: dict[int, UUID] = {}
 
@@ -109,10 +112,16 @@ class PlayedCluster:
                 broker = self.image.brokers[node]
                 call = HeartbeatCall(node, broker.incarnation, broker.epoch, self.image.version)
                 self.controller.heartbeat(call, self.now_ms)
-        commands = self.controller.due(self.now_ms)
-        for command in commands:
-            self.commit(command)
-        return len(commands)
+        count = 0
+        while True:
+            began_s = time.process_time()
+            commands = self.controller.due(self.now_ms)
+            self.longest_ms = max(self.longest_ms, 1000 * (time.process_time() - began_s))
+            for command in commands:
+                self.commit(command)
+            count += len(commands)
+            if not self.controller.is_behind:
+                return count
 
     def step_until_calm(self, silent: Collection[int] = ()) -> int:
         """Return after how many ms of virtual time the last command was committed."""
@@ -137,6 +146,7 @@ def resident_mb() -> float:
 def measure(partitions: int, topics_of: int, nodes: int) -> Figures:
     """Return the figures of one size. Keys end in their unit."""
     figures: Figures = {}
+    settle_garbage_collector()
 
     @contextmanager
     def cpu(name: str, calls: int = 1) -> Iterator[None]:
@@ -158,6 +168,7 @@ def measure(partitions: int, topics_of: int, nodes: int) -> Figures:
         decode_image(snapshot)
     with cpu("controller_failover_cpu"):
         cluster.take_over()
+    figures["controller_failover_longest_cpu_ms"] = round(cluster.longest_ms, 2)
     cluster.step_until_calm()
     idle = 100
     with cpu("idle_interval_cpu", idle):
@@ -169,19 +180,21 @@ def measure(partitions: int, topics_of: int, nodes: int) -> Figures:
         print(f"no failover with {partitions:,} partitions: {error}", file=sys.stderr)
     dead = nodes // 2
     figures["leaderships_of_dead_node"] = cluster.led_by(dead)
+    cluster.longest_ms = 0.0
     with cpu("dead_node_cpu"):
         figures["dead_node_virtual_ms"] = cluster.step_until_calm([dead])
+    figures["dead_node_longest_cpu_ms"] = round(cluster.longest_ms, 2)
     assert cluster.led_by(dead) == 0
     topic = cluster.image.topics["topic-000000"]
     changes = 200
     with cpu("isr_change_cpu", changes):
         for _ in range(changes):
             _change_isr(cluster)
-    absent = AbsentBrokers(frozenset(), ErrorCode.none)
+    absent = AbsentBrokers.on(cluster.image, DEFAULT_LISTENER)
     for name, topics, calls in (("all", [*cluster.image.topics.values()], 1), ("one", [topic], 100)):
         with cpu(f"metadata_of_{name}_cpu", calls):
             for _ in range(calls):
-                values = [described_topic(cluster.image, each, absent) for each in topics]
+                values = DescribedTopics(topics, absent, {})
                 brokers = {"brokers": (), "cluster_id": "scale", "controller_id": 0}
                 body = write_response(ApiKey.METADATA, METADATA_VERSION, {**brokers, "topics": values})
         figures[f"metadata_of_{name}_kb"] = round(len(body) / 1e3, 1)

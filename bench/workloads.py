@@ -62,6 +62,7 @@ Run = Callable[[Life], Iterator[Figure]]
 
 
 def start(life: Life) -> Iterator[Figure]:
+    """From the start of the processes to an acknowledged write on each of three partitions of a new topic."""
     yield Figure(f"start to first produce, {_nodes(life)}", "acknowledged after", "s", life.start_s, "<= 0.3")
 
 
@@ -182,7 +183,10 @@ def loaded_memory(life: Life) -> Iterator[Figure]:
 
 
 def failover(life: Life) -> Iterator[Figure]:
-    """Kill the leader of partition 0 under a steady stream; this runs last, because it leaves a node missing."""
+    """Kill the leader of partition 0 under a steady stream, and measure the longest time without an acknowledgement.
+
+    The stream is read back: a run that lost a record has no figure. Runs last, because it leaves a node missing.
+    """
     with Topic(life.server, PARTITIONS, is_kept=True) as topic:
         leader = with_cluster(topic.bootstrap, lambda cluster: cluster.leaders(topic.name))[0]
         records = int(FAILOVER_RATE * (3.0 if life.scale.quick else 6.0))

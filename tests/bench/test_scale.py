@@ -82,3 +82,9 @@ def test_costs_grow_linearly_with_the_partitions() -> None:
     grown = {name: large[name] / small[name] for name in small if small[name] >= 1}
     assert {"create_all_cpu_ms", "controller_failover_cpu_ms", "metadata_of_all_cpu_ms"} <= grown.keys()
     assert {name: factor for name, factor in grown.items() if factor > GROWTH * TOLERANCE} == {}
+
+
+@pytest.mark.soak
+def test_a_change_of_an_isr_costs_the_same_with_more_topics() -> None:
+    small, large = (scale.measure(10 * topics, 10, NODES)["isr_change_cpu_ms"] for topics in (500, GROWTH * 500))
+    assert large <= TOLERANCE * small

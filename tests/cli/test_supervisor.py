@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import signal
 import socket
@@ -16,8 +18,10 @@ from confluent_kafka import Consumer, Producer
 from tests.support.eventually import eventually
 from tests.support.ports import free_ports
 
-from chronik.cli.supervisor import cores_of
+import chronik.cli.supervisor
+from chronik.cli.supervisor import Supervisor, cores_of
 from chronik.client.topics import Topics
+from chronik.node.config import NodeConfig
 from chronik.pipeline.source.blocking import BlockingCluster
 
 pytestmark = pytest.mark.timeout(180)
@@ -122,6 +126,36 @@ def test_nodes_stop_if_their_supervisor_is_killed(tmp_path: Path) -> None:
         pids = children(process)
         process.kill()
         eventually(lambda: all(has_ended(pid) for pid in pids), DEADLINE_S, "all nodes end")
+
+
+async def test_a_node_that_cannot_be_started_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's other nodes continue: if the supervisor ended, they would end, too."""
+    outcomes: list[int | OSError] = [1, OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), 0]
+    supervisor = Supervisor(NodeConfig(processes=1), [])
+
+    class Ended:
+        def __init__(self, code: int) -> None:
+            self.code = code
+
+        async def wait(self) -> int:
+            if not outcomes:
+                supervisor._on_signal()
+            return self.code
+
+        def send_signal(self, number: int) -> None:
+            pass
+
+    async def start(*_: object, **__: object) -> Ended:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return Ended(outcome)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(chronik.cli.supervisor, "BACKOFF_S_MIN", 0.001)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await supervisor.run() == 0
+    assert not outcomes
 
 
 def test_cores_are_divided_only_if_each_node_gets_two() -> None:

@@ -1,7 +1,9 @@
 """One connection: versions, pipelining, deadlines, and brokers that misbehave."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, metadata
@@ -9,6 +11,7 @@ from tests.client.fake_broker import FakeBroker, metadata
 from chronik.client.connection import Connection, ConnectionLimits
 from chronik.client.errors import BadResponse, ConnectionLost, RequestTimedOut, Unreachable, UnsupportedByBroker
 from chronik.wire.api import ApiKey
+from chronik.wire.messages import write_request
 
 EMPTY = {"topics": [], "allow_auto_topic_creation": False}
 
@@ -53,6 +56,49 @@ async def test_pipelined_requests_each_receive_their_own_response() -> None:
         answers = await asyncio.gather(*calls)
         assert [answer.topics[0].name for answer in answers] == [f"t{number}" for number in range(20)]
         connection.close()
+
+
+async def test_requests_of_one_turn_leave_in_two_writes() -> None:
+    async with FakeBroker() as broker:
+        broker.handlers[ApiKey.METADATA] = lambda _: metadata(broker)
+        connection = await Connection.open(*broker.address)
+        sent = [0]
+        transport = connection._transport
+        assert transport is not None
+        with pytest.MonkeyPatch.context() as patch:
+            write = transport.write
+
+            def counted(data: bytes) -> None:
+                sent.append(len(data))
+                write(data)
+
+            patch.setattr(connection, "_transport", SimpleNamespace(write=counted, abort=transport.abort))
+            body = write_request(ApiKey.METADATA, 9, EMPTY)
+            answers = [connection.send(ApiKey.METADATA, 9, body) for _ in range(5)]
+            assert len(sent) == 2  # the first one does not wait
+            await asyncio.gather(*answers)
+        assert sent[2:] == [4 * sent[1]]
+        connection.close()
+
+
+async def test_a_request_that_was_sent_just_before_the_close_is_not_lost() -> None:
+    async with FakeBroker() as broker:
+        received: list[str] = []
+
+        def handle(request: Any) -> Mapping[str, Any]:
+            received.append(request.topics[0].name)
+            return metadata(broker)
+
+        broker.handlers[ApiKey.METADATA] = handle
+        connection = await Connection.open(*broker.address)
+        for name in ("a", "b"):
+            topics = {**EMPTY, "topics": [{"name": name, "topic_id": None}]}
+            connection.send_unanswered(ApiKey.METADATA, 9, write_request(ApiKey.METADATA, 9, topics))
+        connection.close()
+        async with asyncio.timeout(10):
+            while len(received) < 2:
+                await asyncio.sleep(0.01)
+        assert received == ["a", "b"]
 
 
 async def test_a_response_larger_than_the_buffer_is_complete() -> None:

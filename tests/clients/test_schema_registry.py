@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
@@ -32,6 +37,10 @@ JSON_SCHEMA = {"title": "Order", "type": "object", "properties": {"id": {"type":
 
 def urls(cluster: TestCluster) -> list[str]:
     return [f"http://{node.http}" for node in cluster.nodes]
+
+
+def _has(answers: Callable[[str], set[tuple[int, bytes]]], path: str, expected: set[tuple[int, bytes]]) -> bool:
+    return answers(path) == expected
 
 
 def _has_subjects(client: RegistryClient, count: int) -> bool:
@@ -186,6 +195,34 @@ def test_every_node_answers_what_was_registered_at_another(chronik_cluster: Test
         assert client.request("GET", "/schemas/types") == ["AVRO", "JSON", "PROTOBUF"]
 
 
+def test_a_repeated_lookup_follows_every_change_on_every_node(chronik_cluster: TestCluster) -> None:
+    client = RegistryClient(urls(chronik_cluster))
+    with ExitStack() as open_connections:
+        connections = [
+            open_connections.enter_context(closing(http.client.HTTPConnection(str(node.http), timeout=30)))
+            for node in chronik_cluster.nodes
+        ]
+
+        def answers(path: str) -> set[tuple[int, bytes]]:
+            found = set()
+            for connection in connections:
+                for _ in range(3):
+                    connection.request("GET", path)
+                    answer = connection.getresponse()
+                    found.add((answer.status, answer.read()))
+            return found
+
+        versions, by_id = "/subjects/kept/versions", "/schemas/ids/1/versions"
+        for number, listed in enumerate((b"[1]", b"[1,2]", b"[1,2,3]")):
+            client.request("POST", versions, {"schema": f'{{"type":"fixed","name":"F","size":8,"n":{number}}}'})
+            eventually(partial(_has, answers, versions, {(200, listed)}))
+        assert answers(by_id) == {(200, b'[{"subject":"kept","version":1}]')}
+        client.request("DELETE", "/subjects/kept")
+        eventually(lambda: {status for status, _ in answers(versions)} == {404})
+        client.request("DELETE", "/subjects/kept?permanent=true")
+        eventually(lambda: {status for status, _ in answers(by_id)} == {404})
+
+
 def test_schemas_with_references_are_read_whole(chronik_cluster: TestCluster) -> None:
     client = RegistryClient(urls(chronik_cluster))
     inner = {"type": "record", "name": "n.Inner", "fields": []}
@@ -265,3 +302,116 @@ def test_the_schema_client_of_confluent_manages_subjects(chronik_cluster: TestCl
     assert client.delete_subject("s") == [2]
     assert client.delete_subject("s", permanent=True) == [1, 2]
     assert client.get_subjects() == []
+
+
+def _key(keytype: str, subject: str | None = None, magic: int = 0, **more: Any) -> bytes:
+    return json.dumps({"keytype": keytype, "subject": subject, **more, "magic": magic}).encode()
+
+
+def _schema(subject: str, version: int, schema_id: int, schema: str, **more: Any) -> tuple[bytes, bytes]:
+    value = {"subject": subject, "version": version, "id": schema_id, "md5": "Lw==", "schema": schema, "deleted": False}
+    return _key("SCHEMA", subject, 1, version=version), json.dumps({**value, **more}).encode()
+
+
+OTHERS_RECORDS: tuple[tuple[bytes, bytes | None], ...] = (
+    (b'{"keytype":"NOOP","magic":0}', None),
+    (_key("CONFIG"), b'{"compatibilityLevel":"FULL","compatibilityGroup":"v","overrideMetadata":{"properties":{}}}'),
+    _schema("orders-value", 1, 100, '"string"'),
+    _schema("orders-value", 2, 101, '"bytes"', metadata={"properties": {"owner": "x"}}, guid="0-1", ts=5, offset=7),
+    _schema("orders-value", 2, 101, '"bytes"', metadata={"properties": {"owner": "x"}}, deleted=True),
+    _schema("inner", 1, 102, '{"type":"record","name":"n.Inner","fields":[]}'),
+    _schema(
+        "outer",
+        1,
+        103,
+        '{"type":"array","items":"n.Inner"}',
+        schemaType="AVRO",
+        references=[{"name": "n.Inner", "subject": "inner", "version": 1}],
+        ruleSet={"migrationRules": [], "domainRules": []},
+        schemaTags=[],
+    ),
+    _schema("json-value", 1, 104, '{"type":"object"}', schemaType="JSON", references=[]),
+    _schema("old-value", 1, 105, '"int"'),
+    _schema("old-value", 2, 106, '"long"'),
+    (_key("DELETE_SUBJECT", "old-value"), b'{"subject":"old-value","version":2}'),
+    _schema("old-value", 3, 107, '"float"'),
+    _schema("gone-value", 1, 108, '"double"', deleted=True),
+    (_key("SCHEMA", "gone-value", 1, version=1), None),
+    _schema("cleared-value", 1, 109, '"boolean"'),
+    (_key("CLEAR_SUBJECT", "cleared-value"), b'{"subject":"cleared-value"}'),
+    _schema("cleared-value", 1, 110, '"null"'),
+    (_key("CLEAR_SUBJECT", "cleared-value"), None),
+    (
+        b'{"keytype":"CONTEXT","tenant":"default","context":".team","magic":0}',
+        b'{"tenant":"default","context":".team"}',
+    ),
+    _schema(":.team:orders-value", 1, 1, '"int"'),
+    (_key("CONFIG", "orders-value"), b'{"subject":"orders-value","compatibilityLevel":"NONE","alias":null}'),
+    (_key("CONFIG", "json-value"), b'{"subject":"json-value","compatibilityLevel":"FORWARD"}'),
+    (_key("CONFIG", "json-value"), None),
+    (_key("MODE", "json-value"), b'{"subject":"json-value","mode":"READONLY"}'),
+    (_key("MODE"), b'{"mode":"READWRITE"}'),
+    (_key("OF_THE_FUTURE", "orders-value"), b'{"subject":"orders-value"}'),
+    (_key("OF_THE_FUTURE", "orders-value"), None),
+    (
+        b'{"keytype":"SCHEMA","subject":"ancient","version":1,"magic":0}',
+        b'{"subject":"ancient","version":1,"id":111,"schema":"\\"int\\""}',
+    ),
+)
+"""What another registry with Confluent's format has in its topic: every type of key, tombstones and unknown fields."""
+
+
+def test_the_topic_of_another_registry_is_taken_over_as_it_is(node: Node) -> None:
+    admin = AdminClient({"bootstrap.servers": node.bootstrap})
+    topic = NewTopic("_schemas", 1, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([topic])["_schemas"].result(30)
+    producer = Producer({"bootstrap.servers": node.bootstrap, "enable.idempotence": True})
+    for key, value in OTHERS_RECORDS:
+        producer.produce("_schemas", value, key)
+    assert producer.flush(30) == 0
+    client = RegistryClient(node.http)
+
+    def found(path: str) -> Any:
+        return client.request("GET", path)
+
+    live = [
+        ":.team:orders-value",
+        "ancient",
+        "cleared-value",
+        "inner",
+        "json-value",
+        "old-value",
+        "orders-value",
+        "outer",
+    ]
+    assert found("/subjects?subjectPrefix=:*:") == live
+    assert found("/contexts") == [".", ".team"]
+    assert found("/config") == {
+        "compatibilityLevel": "FULL",
+        "compatibilityGroup": "v",
+        "overrideMetadata": {"properties": {}},
+    }
+    assert found("/config/orders-value")["compatibilityLevel"] == "NONE"
+    assert found("/config/json-value?defaultToGlobal=true")["compatibilityLevel"] == "FULL"
+    assert found("/mode") == {"mode": "READWRITE"} and found("/mode/json-value") == {"mode": "READONLY"}
+    assert found("/subjects/orders-value/versions") == [1]
+    assert found("/subjects/orders-value/versions?deleted=true") == [1, 2]
+    assert found("/schemas/ids/101") == {"schema": '"bytes"', "metadata": {"properties": {"owner": "x"}}}
+    assert found("/subjects/old-value/versions") == [3] and found("/schemas/ids/106")["schema"] == '"long"'
+    assert found("/schemas/ids/110")["schema"] == '"null"' and found("/schemas/ids/111")["schema"] == '"int"'
+    assert found("/schemas/ids/1?subject=:.team:orders-value")["schema"] == '"int"'
+    assert found("/schemas/ids/104")["schemaType"] == "JSON"
+    assert [json.loads(each.schema.text)["name"] for each in client.schema(103).flat()] == ["n.Inner"]
+    for schema_id in (108, 109):
+        with pytest.raises(RegistryError) as missing:
+            found(f"/schemas/ids/{schema_id}")
+        assert missing.value.code == 40403
+    with pytest.raises(RegistryError) as refused:
+        client.request("POST", "/subjects/json-value/versions", {"schema": '{"type":"string"}', "schemaType": "JSON"})
+    assert refused.value.code == 42205
+    # Known schemas keep their ids, and new ones get ids above all of them.
+    assert client.request("POST", "/subjects/orders-value/versions", {"schema": '"string"'})["id"] == 100
+    assert client.request("POST", "/subjects/orders-value/versions", {"schema": '"double"'})["id"] == 112
+    context = SerializationContext("orders", MessageField.VALUE)
+    reader = AvroDeserializer(SchemaRegistryClient({"url": node.http}))
+    assert reader(b"\0" + (100).to_bytes(4, "big") + b"\x04hi", context) == "hi"

@@ -193,8 +193,8 @@ def campaign_cluster(folder: Path, seed: int, say: Callable[[str], None]) -> Ite
     settings: dict[str, Any] = {"default_replication_factor": 3}
     if random.Random(f"commit log of {seed}").random() < COMMIT_LOG_SHARE:
         # Small files, so that they are recycled often.
-        settings |= {"commit_log": True, "commit_log_bytes": COMMIT_LOG_BYTES}
-        say("the nodes have a commit log")
+        settings["commit_log_bytes"] = COMMIT_LOG_BYTES
+        say("the nodes have a small commit log")
     with contextlib.ExitStack() as stack:
         try:
             namespaces: Namespaces | None = stack.enter_context(Namespaces(seed))

@@ -305,6 +305,13 @@ def test_a_static_member_comes_back_to_its_partitions() -> None:
     assert play.error(play.send("b", epoch)) is ErrorCode.unknown_member_id
 
 
+def test_a_member_that_joins_with_another_instance_id_releases_the_first() -> None:
+    play = ConsumerPlay()
+    play.joins("a", instance_id="i")
+    assert play.joins("a", instance_id="j")["error_code"] is ErrorCode.none
+    assert play.joins("b", instance_id="i")["error_code"] is ErrorCode.none, "as after the group was loaded again"
+
+
 def test_an_instance_id_in_use_is_not_taken_over() -> None:
     play = ConsumerPlay()
     play.joins("a", instance_id="i")

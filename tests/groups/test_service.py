@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.groups.fake_broker import FakeBroker, MemoryLog, garbage_batch, with_broker
+from tests.groups.fake_broker import DEADLINE_S, FakeBroker, MemoryLog, garbage_batch, with_broker
 from tests.groups.play import GROUP, join_request
 from tests.node.support_authorization import allow
 
@@ -16,6 +16,7 @@ from chronik.groups.consumer_member import ConsumerHeartbeat
 from chronik.groups.member import SyncRequest
 from chronik.metadata.commands import CreateAcls
 from chronik.metadata.image import OFFSETS_TOPIC
+from chronik.node.coordinators import coordinator_topic
 from chronik.wire.batch import read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -83,6 +84,31 @@ async def test_failed_append_fails_its_commits_and_later_commits_succeed(broker:
     broker.append_error = None
     assert await broker.groups.commit(commit(8)) == {("t", 0): ErrorCode.none}
     assert await committed(broker) == {("t", 0): 8}
+
+
+@pytest.mark.parametrize("place", ["encode_batch", "appended"])
+@with_broker()
+async def test_an_unexpected_exception_does_not_stop_later_appends(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    await broker.create_topic("t")
+    assert await broker.groups.commit(commit(6)) == {("t", 0): ErrorCode.none}
+    raised = asyncio.Event()
+
+    def fail(*_: object, **__: object) -> None:
+        raised.set()
+        raise ValueError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(broker.groups._coordinator if place == "appended" else coordinator_topic, place, fail)
+        first = asyncio.ensure_future(broker.groups.commit(commit(7)))
+        await asyncio.wait_for(raised.wait(), DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await broker.groups.commit(commit(8)) == {("t", 0): ErrorCode.none}
+    assert await committed(broker) == {("t", 0): 8}
+    if place == "encode_batch":
+        assert await first == {("t", 0): ErrorCode.unknown_server_error}
+    first.cancel()
 
 
 @with_broker()

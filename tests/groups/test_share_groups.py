@@ -333,3 +333,20 @@ def test_altering_offsets_forgets_topics_that_were_deleted_meanwhile() -> None:
     play.change_topic("t", 1)
     assert play.answers[play.alters({(play.topic_id, 0): 7})]["errors"] == {(play.topic_id, 0): ErrorCode.none}
     assert play.coordinator.share_topics(GROUP).ids() == {"t": play.topic_id}
+
+
+def test_a_topic_that_is_deleted_before_its_offsets_are_altered_is_an_error_of_its_partitions() -> None:
+    """The topic existed when the request arrived, and was deleted while the request waited for a write of the group."""
+    play = SharePlay()
+    play.topics.put("other", 1)
+    play.joins("a")
+    deleted, other = (play.topic_id, 0), (play.topics.topics["other"].id, 0)
+    play.holds_appends = True
+    play.send("a", -1)
+    token = play.alters({deleted: 7, other: 8})
+    play.change_topic("t", None)
+    for _ in range(3):
+        play.write()
+    unknown = ErrorCode.unknown_topic_or_partition
+    assert play.answers[token]["errors"] == {deleted: unknown, other: ErrorCode.none}
+    assert (play.initialized[other][1], play.group.is_locked) == (8, False)

@@ -25,6 +25,7 @@ def stop_is_granted(cluster: Cluster, broker_id: int, within_ms: int) -> bool:
 def test_a_broker_that_requests_shutdown_receives_its_leadership_transfers() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3), (2, 1, 3), (1, 3, 2))
+    cluster.due()
     cluster.leaving.add(1)
     asked = cluster.beat(1)
     assert not asked.should_shut_down

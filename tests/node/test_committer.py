@@ -8,22 +8,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from errno import EIO
 from random import Random
+from unittest.mock import patch
 from uuid import UUID
 
+import pytest
 from tests.node.support_async import async_test
+from tests.storage.fake_direct import FakeDirect
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import NOW_MS, append_many, offsets
 
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
+from chronik.node.replicas import committer
 from chronik.node.replicas.committer import ROUND_BYTES_MAX, Committer, begin_commit_log
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
-from chronik.storage.commit_log import LogFrames, LogId
+from chronik.storage.commit_log import FREE_FILES_MIN, LogFrames, LogId
 from chronik.storage.config import LogConfig
+from chronik.storage.direct_writes import DirectWriter
 from chronik.storage.folder import DataFolder, RecoveryPoint
 from chronik.storage.log import Log
 from chronik.storage.syncing import FlushJob, SyncJob
@@ -117,43 +122,63 @@ class Node:
         return [offsets(Log.open(self.disk, path, LogConfig(), NOW_MS)) for path in paths]
 
 
+@pytest.fixture(params=[False, True], ids=["threads", "direct"])
+def is_direct(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @asynccontextmanager
-async def opened() -> AsyncIterator[Node]:
+async def opened(is_direct: bool, has_room: bool = True) -> AsyncIterator[Node]:
+    """Start a node whose frames are written by threads, or without."""
     disk = FaultyDisk()
+
+    def open_direct(buffer_bytes: int) -> DirectWriter:
+        if is_direct:
+            return FakeDirect(disk, buffer_bytes, has_event=True)
+        raise OSError("no asynchronous I/O")
+
     with ThreadPoolExecutor(1) as executor:
-        env = Environment(disk=disk, random=Random(1), executor=executor, wall_ms=lambda: 0)
+        env = Environment(disk=disk, random=Random(1), executor=executor, wall_ms=lambda: 0, open_direct=open_direct)
         config = NodeConfig(commit_log=True, commit_log_bytes=BYTES)
         runtime = Runtime.make(config, env, Metrics(), silent_logger())
         folder = DataFolder.open(disk, PATH, 1, "cluster")
         commit_log = await begin_commit_log(runtime, folder)
         assert commit_log is not None
         watch = DiskWatch(runtime.loop, 5_000, runtime.log)
-        committer = Committer(runtime, watch, commit_log)
-        while commit_log.wants_file:
+        frames = Committer(runtime, watch, commit_log)
+        while has_room and commit_log.wants_file:
             commit_log.add_file()
-        node = Node(disk, folder, Syncer(runtime, watch, committer))
+        if not has_room:
+            disk.capacity_bytes = (FREE_FILES_MIN - 1) * commit_log.file_bytes
+        frames.start()
+        node = Node(disk, folder, Syncer(runtime, watch, frames))
         # The first sync of a segment makes its name durable.
         assert await node.append() == [f"t{index}-0" for index in range(LOGS)]
         yield node
-        committer.close()
+        frames.close()
+        commit_log.close()
 
 
-on_node = async_test(opened)
+on_node = async_test(opened, "is_direct")
 
 
 @on_node
-async def test_a_round_over_many_logs_is_one_sync(node: Node) -> None:
+async def test_a_round_is_one_sync(node: Node) -> None:
     assert await node.append() == ["commit-log"]
     assert await node.append(3) == ["commit-log"]
-    assert node.recovered() == [[0, 1, 2]] * 3 + [[0, 1]] * 2
+    assert await node.append(1) == ["commit-log"]
+    direct = node.committer.commit_log.direct
+    if isinstance(direct, FakeDirect):
+        # A thread takes a file into use.
+        assert direct.writes == 2
+    assert node.recovered() == [[0, 1, 2, 3]] + [[0, 1, 2]] * 2 + [[0, 1]] * 2
 
 
 @on_node
-async def test_a_round_of_one_log_or_of_many_bytes_syncs_the_segments(node: Node) -> None:
-    assert await node.append(1) == ["t0-0"]
-    assert ROUND_BYTES_MAX > BYTES
+async def test_a_round_of_many_bytes_syncs_the_segments(node: Node) -> None:
+    assert ROUND_BYTES_MAX >= BYTES
     assert await node.append(2, value_bytes=BYTES // 8) == ["t0-0", "t1-0"]
-    assert node.recovered() == [[0, 1, 2], [0, 1], [0], [0], [0]]
+    assert node.recovered() == [[0, 1], [0, 1], [0], [0], [0]]
 
 
 @on_node
@@ -194,6 +219,15 @@ async def test_the_commit_log_keeps_what_a_segment_could_not_be_synced_with(node
     for _ in range(40):
         await node.append(1)
     assert len(node.recovered()[1]) >= acknowledged
+
+
+async def test_a_commit_log_for_which_the_disk_has_no_room_begins_when_it_has() -> None:
+    with patch.object(committer, "ADD_RETRY_S", 0.01):
+        async with opened(is_direct=False, has_room=False) as node:
+            assert "commit-log" not in await node.append()
+            node.disk.capacity_bytes *= 2
+            await node.until(lambda: len(node.committer.commit_log._free) > 0)
+            assert await node.append() == ["commit-log"]
 
 
 @on_node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,3 +141,27 @@ async def test_a_new_controller_detects_dead_nodes_at_once(tmp_path: Path, monke
         await nodes.kill(former)
         await until(lambda: any(other.is_controller for other in others))
         await until(lambda: all(other.image.brokers[former.node_id].is_fenced for other in others), "it is fenced")
+
+
+async def test_requests_about_all_topics_look_for_the_leaders_once_for_each_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+
+    def count(topics: Iterable[TopicImage]) -> frozenset[int]:
+        looked.append(scene.metadata.image.version)
+        return leaders_of(topics)
+
+    leaders_of = departures._leaders_of
+    monkeypatch.setattr(departures, "_leaders_of", count)
+    scene = Scene()
+    asking = [asyncio.create_task(scene.departures.wait_for_failover(None)) for _ in range(5)]
+    await asyncio.sleep(MOMENT_S)
+    before = scene.metadata.image.version
+    scene.metadata.lead("own", OTHER)
+    await asyncio.sleep(MOMENT_S)
+    assert looked == [before, before + 1]
+    scene.metadata.lead("dead", OTHER)
+    async with asyncio.timeout(departures.FAILOVER_S / 2):
+        await asyncio.gather(*asking)
+    assert looked == [before, before + 1, before + 2]

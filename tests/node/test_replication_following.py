@@ -9,10 +9,7 @@ from tests.node.support_replicas import TOPIC, Cluster, on_cluster, until
 
 from chronik.metadata.commands import AlterConfigs
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.replicas.replica_fetcher import PARTITION_BYTES, PARTITION_BYTES_MAX, SLOW_SYNC_S
-from chronik.storage.syncing import SyncJob
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.fetch import read_fetch_request
 
 
 def is_caught_up(cluster: Cluster) -> bool:
@@ -72,48 +69,6 @@ async def test_acks_all_waits_until_a_follower_has_synced(cluster: Cluster) -> N
     follower.log.sync_job = log_sync  # type: ignore[method-assign]
     await cluster[2].host.sync_all()
     await asyncio.wait_for(done, 10)
-
-
-@on_cluster()
-async def test_a_follower_with_slow_syncs_fetches_more_without_waiting(cluster: Cluster) -> None:
-    """Found by `make soak`: with syncs of 300 ms, a follower reached only 3 MB/s, and producers timed out."""
-    await cluster[1].produce(b"first")
-    await until(lambda: is_caught_up(cluster))
-    log = cluster[2].partition.log
-    quick = log.sync_job
-
-    def slow() -> SyncJob | None:
-        job = quick()
-        if job is None:
-            return None
-        run = job.run
-
-        def late() -> None:
-            time.sleep(2 * SLOW_SYNC_S)
-            run()
-
-        job.run = late  # type: ignore[method-assign]
-        return job
-
-    wire = cluster[2].wires[-1]
-    send = wire.send
-    asked: list[int] = []
-
-    def noted(key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
-        fetch = read_fetch_request(version, memoryview(body), 0)
-        asked.extend(partition.max_bytes for topic in fetch.topics for partition in topic.partitions)
-        return send(key, version, body)
-
-    wire.send = noted  # type: ignore[method-assign]
-    log.sync_job = slow  # type: ignore[method-assign]
-    for _ in range(60):
-        cluster[1].append(b"x" * 400_000)
-    await until(lambda: is_caught_up(cluster))
-    assert max(asked) == PARTITION_BYTES_MAX
-    log.sync_job = quick  # type: ignore[method-assign]
-    for _ in range(10):
-        await cluster[1].produce(b"x")
-    assert asked[-1] == PARTITION_BYTES
 
 
 @on_cluster()

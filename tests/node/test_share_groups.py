@@ -29,13 +29,16 @@ from chronik.client.connection import Connection
 from chronik.client.errors import ClientError
 from chronik.metadata.image import SHARE_STATE_TOPIC
 from chronik.node.broker import Broker
-from chronik.node.replicas.partition import TransactionMarker
+from chronik.node.coordinators.share_coordinator import ShareCoordinatorService
+from chronik.node.membership.topic_plans import NewTopic
+from chronik.node.replicas.partition import Partition, TransactionMarker
 from chronik.node.shares.share_partitions import LedShare, SharePartitions
 from chronik.shares.state import InitialState, SharePartitionKey, WrittenState
+from chronik.storage.reading import ReadJob
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import encode_batch, encode_marker
-from chronik.wire.errors import ErrorCode
-from chronik.wire.records import NewRecord
+from chronik.wire.batch import encode_batch, encode_marker, read_batch_header
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import NewRecord, Record
 
 TOPIC = "orders"
 SETTINGS: dict[str, Any] = {
@@ -372,6 +375,27 @@ async def test_state_client_reaches_coordinators_on_all_nodes(tmp_path: Path) ->
         assert {each.error for each in read_state.values()} == {ErrorCode.invalid_request}
 
 
+async def test_an_unexpected_exception_for_one_key_is_its_error_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with one_node(tmp_path, partitions=2) as broker:
+        topic_id = broker.image.require_topic(TOPIC).id
+        good, bad = (SharePartitionKey(GROUP, topic_id, index) for index in range(2))
+        write = ShareCoordinatorService.write
+
+        async def fail(service: ShareCoordinatorService, key: SharePartitionKey, written: WrittenState) -> ErrorCode:
+            if key == bad:
+                raise ValueError("planted")
+            return await write(service, key, written)
+
+        monkeypatch.setattr(ShareCoordinatorService, "write", fail)
+        written = WrittenState(1, 5, 3, (), 0)
+        assert await broker.share_state.write({bad: written, good: written}, 5_000) == {
+            bad: ErrorCode.unknown_server_error,
+            good: NONE,
+        }
+
+
 async def test_rejected_records_are_copied_to_the_dead_letter_topic(tmp_path: Path) -> None:
     async with one_node(tmp_path, errors_deadletterqueue_auto_create_topics_enable=True) as broker:
         await set_group_config(broker, GROUP, "errors.deadletterqueue.copy.record.enable", "true")
@@ -396,6 +420,83 @@ async def test_rejected_records_are_copied_to_the_dead_letter_topic(tmp_path: Pa
             "group": GROUP.encode(),
         }
         assert headers["__dlq.errors.delivery.count"] == b"1"
+
+
+async def reject_first(broker: Broker) -> None:
+    member = await ShareMember.open(broker, TOPIC)
+    delivered = (await member.fetch())[2]
+    assert await member.acknowledge((0, delivered[-1].offset, REJECT)) is NONE
+
+
+async def copies(broker: Broker, count: int) -> list[Record]:
+    """Wait until the dead-letter topic has this many records."""
+    await until(lambda: (copied := broker.partition("dlq.orders", 0)) is not None and copied.high_watermark >= count)
+    copied = broker.partition("dlq.orders", 0)
+    assert copied is not None
+    return decoded(copied.log.read_job(0, 1 << 20, copied.high_watermark)())
+
+
+@asynccontextmanager
+async def node_with_dead_letters(folder: Path) -> AsyncIterator[Broker]:
+    async with one_node(folder, errors_deadletterqueue_auto_create_topics_enable=True) as broker:
+        await set_group_config(broker, GROUP, "errors.deadletterqueue.copy.record.enable", "true")
+        await set_group_config(broker, GROUP, "errors.deadletterqueue.topic.name", "dlq.orders")
+        yield broker
+
+
+@pytest.mark.parametrize("fault", ["new leader", "damage"])
+async def test_no_copy_is_given_up_because_the_record_cannot_be_read_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    attempts, damages = [0], list[int]()
+
+    def hide(partition: Partition) -> None:
+        """As at a leader whose watermark has not reached the start of its epoch."""
+        attempts[0] += 1
+        raise KafkaError(ErrorCode.offset_not_available, "the watermark is 0")
+
+    def damaged(job: ReadJob) -> bytes:
+        attempts[0] += 1
+        job.damaged_at = job.offset
+        return b""
+
+    async with node_with_dead_letters(tmp_path) as broker:
+        await produce(broker, TOPIC, 0, values("bad"))
+        with monkeypatch.context() as patched:
+            member = await ShareMember.open(broker, TOPIC)
+            assert len((await member.fetch())[2]) == 1
+            partition = broker.partition(TOPIC, 0)
+            assert partition is not None
+            patched.setattr(Partition, "found_damaged", lambda partition, offset, *_: damages.append(offset))
+            if fault == "damage":
+                patched.setattr(ReadJob, "__call__", damaged)
+            else:
+                patched.setattr(Partition, "check_end_is_known", hide)
+                patched.setattr(Partition, "high_watermark", property(lambda each: 0 if each is partition else 1))
+            assert await member.acknowledge((0, 0, REJECT)) is NONE
+            await until(lambda: attempts[0] >= 2)
+        assert [record.value for record in await copies(broker, 1)] == [b"bad"]
+        assert set(damages) == ({0} if fault == "damage" else set())
+
+
+async def test_copies_fit_into_the_dead_letter_topic(tmp_path: Path) -> None:
+    async with node_with_dead_letters(tmp_path) as broker:
+        new = NewTopic(
+            "dlq.orders", configs={"errors.deadletterqueue.group.enable": "true", "max.message.bytes": "4000"}
+        )
+        await broker.topics.create(new)
+        await produce(broker, TOPIC, 0, [b"x" * 1_000] * 20 + [b"y" * 5_000], codec=1)
+        await reject_first(broker)
+        copied = await copies(broker, 21)
+        assert [len(record.value or b"") for record in copied] == [1_000] * 20 + [0]
+        assert [dict(record.headers)["__dlq.errors.offset"] for record in copied] == [b"%d" % at for at in range(21)]
+        partition = broker.partition("dlq.orders", 0)
+        assert partition is not None
+        data = memoryview(partition.log.read_job(0, 1 << 20, 21)())
+        while data:
+            header = read_batch_header(data)
+            assert header.size_bytes <= 4_000
+            data = data[header.size_bytes :]
 
 
 @pytest.mark.parametrize("topic", ["dlq.missing", "orders"])

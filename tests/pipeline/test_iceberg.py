@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from chronik.pipeline.audit.table import find_tables, read_table, table_ranges
 from chronik.pipeline.catalog import open_catalog
 from chronik.pipeline.errors import PipelineError, Unavailable
 from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable
-from chronik.pipeline.land.iceberg import RETRIES, IcebergTable
-from chronik.pipeline.land.iceberg_maintenance import maintain_at
+from chronik.pipeline.land.iceberg import BOUNDED, RETRIES, IcebergTable
+from chronik.pipeline.land.iceberg_maintenance import maintain_at, superfluous
 from chronik.pipeline.land.landed_offsets import LandedOffsets
 from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.task import NewFile
@@ -183,9 +184,9 @@ def test_files_are_removed_when_no_snapshot_needs_them_and_readers_have_had_time
         path.write_bytes(b"")
     now_ms = loaded(tmp_path).metadata.last_updated_ms
     first = data_files(tmp_path)
-    assert maintain_at(uri, {}, "m1", now_ms + 4 * DAY_MS, None, 24).removed_files == 1  # the abandoned one
+    assert maintain_at(uri, {}, "m1", now_ms + 4 * DAY_MS, None, 24).removed_files == 2  # the abandoned one, and a list
     assert data_files(tmp_path) - first and first - data_files(tmp_path) == {str(tmp_path / "t" / abandoned)}
-    assert len(loaded(tmp_path).metadata.snapshots) == 5
+    assert len(loaded(tmp_path).metadata.snapshots) == 4
     now_ms = loaded(tmp_path).metadata.last_updated_ms
     assert maintain_at(uri, {}, "m2", now_ms + 6 * DAY_MS).removed_files == 0  # expired, and not a week old
     assert loaded(tmp_path).metadata.snapshots[0].snapshot_id == tagged
@@ -287,3 +288,82 @@ def test_an_audit_of_a_landing_that_began_later_begins_where_it_did(tmp_path: Pa
     delta = BatchLander(LandingTable.open(str(tmp_path / "delta" / "t"), table_schema(None), "t", "id-1"))
     delta.land("q", 0, writer(tmp_path / "delta", records(0, range(4, 9))))
     assert lowest_landed(str(tmp_path / "delta" / "t"), "t", {}) == {0: 4}
+
+
+HOUR_MS = DAY_MS // 24
+
+
+def test_few_snapshots_remain_of_months_of_commits() -> None:
+    """A commit every 10 s: all of the last 10 minutes, one for each hour of the last day, one for each day before."""
+    now_ms = 100 * DAY_MS + HOUR_MS // 2
+    times = {number: now_ms - 10_000 * number for number in range(60 * 8640)}
+    kept = sorted(times.keys() - superfluous(times, now_ms))
+    assert [each for each in kept if each <= 60] == list(range(61))
+    assert 24 + 4 <= len(kept) - 61 <= 25 + 6
+    ages_h = [each / 360 for each in kept]
+    assert max(later - before for before, later in pairwise(ages_h)) <= 25 and 4 * 24 <= ages_h[-1] <= 5 * 24
+
+
+def test_a_snapshot_is_kept_for_a_day_after_it_was_replaced_however_old_it_is() -> None:
+    quiet, merged, newest = 50 * DAY_MS + 3 * HOUR_MS, 50 * DAY_MS + 22 * HOUR_MS, 51 * DAY_MS + 21 * HOUR_MS
+    times = {1: quiet - 1000, 2: quiet, 3: merged, 4: newest}
+    assert superfluous(times, newest) == set()
+    assert superfluous(times, newest + 2 * HOUR_MS) == {1}
+    assert superfluous(times, newest + 2 * HOUR_MS, evidence={1}) == set()
+    assert superfluous({1: 0}, newest) == set()
+    assert superfluous(times, newest, keep_all_min=60_000) == set()
+    assert superfluous({1: 0, 2: 1, 3: newest}, newest + 6 * DAY_MS) == {1, 2}
+
+
+def test_a_rollback_is_noticed_after_the_snapshots_that_show_it_have_expired(tmp_path: Path) -> None:
+    same = lander(tmp_path)
+    for batch in range(6):
+        same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
+    snapshots = [each.snapshot_id for each in loaded(tmp_path).metadata.snapshots]
+    loaded(tmp_path).maintenance.expire_snapshots().by_ids(snapshots[1:4]).commit()
+    lander(tmp_path).land("q", 6, writer(tmp_path, records(0, range(30, 35))))
+    loaded(tmp_path).manage_snapshots().set_current_snapshot(snapshot_id=snapshots[4]).commit()
+    newer = [each.snapshot_id for each in loaded(tmp_path).metadata.snapshots][2:]
+    loaded(tmp_path).maintenance.expire_snapshots().by_ids(newer).commit()
+    with pytest.raises(PipelineError, match="was rolled back to an earlier snapshot"):
+        lander(tmp_path).land("q", 7, writer(tmp_path, records(0, range(35, 40))))
+    lander(tmp_path).land("new", 0, writer(tmp_path, records(0, range(40))))
+    assert landed(tmp_path) == each(40)
+
+
+def test_a_landing_that_was_away_for_longer_than_snapshots_are_kept_continues(tmp_path: Path) -> None:
+    same, other = lander(tmp_path), lander(tmp_path)
+    same.land("q", 0, writer(tmp_path, records(0, range(5))))
+    for batch in range(6):
+        other.land("other", batch, writer(tmp_path, records(1, range(batch * 5, batch * 5 + 5))))
+    now_ms = loaded(tmp_path).metadata.last_updated_ms
+    maintain_at(str(tmp_path / "t"), {}, "m", now_ms + 90 * DAY_MS)
+    assert len(loaded(tmp_path).metadata.snapshots) == 1
+    assert same.land("q", 0, writer(tmp_path, records(0, range(5)))) == LandedBatch(0, 0)
+    assert same.land("q", 1, writer(tmp_path, records(0, range(3, 9)))) == LandedBatch(4, 0)
+    assert landed(tmp_path) == each(9) + each(30, 1)
+
+
+def test_metadata_does_not_grow_with_the_number_of_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of an earlier release gets the properties that bound it, and many manifests become one."""
+    monkeypatch.setattr("chronik.pipeline.land.iceberg_maintenance.MANIFESTS_MAX", 4)
+    with loaded_table(tmp_path).transaction() as transaction:
+        transaction.remove_properties(*BOUNDED)
+        transaction.set_properties({"commit.manifest.min-count-to-merge": "4"})
+    same = lander(tmp_path)
+    for batch in range(6):
+        same.land("q", batch, writer(tmp_path, records(0, range(batch * 5, batch * 5 + 5))))
+    maintain_at(str(tmp_path / "t"), {}, "m", loaded(tmp_path).metadata.last_updated_ms)
+    assert {name: loaded(tmp_path).properties[name] for name in BOUNDED} == BOUNDED
+    (manifest,) = loaded(tmp_path).current_snapshot().manifests(loaded(tmp_path).io)
+    assert manifest.existing_files_count == 6 and landed(tmp_path) == each(30)
+    same.land("q", 6, writer(tmp_path, records(0, range(30, 35))))
+    for batch in range(7, 30):
+        same.land("q", batch, writer(tmp_path))
+    assert len(list((tmp_path / "t" / "metadata").glob("*.metadata.json"))) == 21
+    assert landed(tmp_path) == each(35)
+
+
+def loaded_table(folder: Path) -> Any:
+    table(folder)
+    return loaded(folder)

@@ -125,6 +125,43 @@ def test_texts_that_do_not_fit_have_their_reasons() -> None:
     assert len(decoded.reasons) == 6 and all(decoded.reasons)
 
 
+def test_whole_numbers_may_be_written_with_a_fraction_of_zero_or_an_exponent() -> None:
+    whole = {"type": "integer"}
+    schema = {
+        "properties": {
+            "a": whole,
+            "list": {"type": "array", "items": {"type": ["integer", "null"]}},
+            "map": {"type": "object", "additionalProperties": whole},
+            "inner": {"type": "object", "properties": {"b": {"oneOf": [whole, {"type": "null"}]}}},
+            "price": {"type": "number"},
+            "any": {},
+        },
+        "required": ["a"],
+    }
+    decoded = decode(
+        schema,
+        b'{"a":1.0,"list":[2.0,null,-3e0,4],"map":{"k":5.00},"inner":{"b":6E0},"price":7.0,"any":8.0}',
+        b'{"a":9,"list":[],"inner":{"b":-0.0},"any":[1.5]}',
+        b'{"a":9007199254740991.0,"inner":{"b":9223372036854775807}}',
+        b'{"a":1.5}',
+        b'{"a":9007199254740993.0}',
+        b'{"a":1.0,"inner":{"b":"2"}}',
+        b'{"a":1.0,"price":"x"}',
+        b'{"a":"1.0"}',
+        b'{"a":1e400}',
+        b'{"list":[1.0]}',
+    )
+    assert rows(decoded) == [
+        (1, [2, None, -3, 4], [("k", 5)], {"b": 6}, 7.0, "8.0"),
+        (9, [], None, {"b": 0}, None, "[1.5]"),
+        (9007199254740991, None, None, {"b": 9223372036854775807}, None, None),
+    ]
+    assert decoded.bad.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert decoded.reasons[0] == "1.5 is no whole number, or too large to be exact in this form - at `$.a`"
+    assert decoded.reasons[1].startswith("9007199254740992.0 is no whole number")
+    assert rows(decode(whole, b"3.0", b"4")) == [(3,), (4,)]
+
+
 def test_times_that_their_offset_puts_outside_the_calendar_do_not_fit() -> None:
     time = {"type": "string", "format": "date-time"}
     decoded = decode(
@@ -164,3 +201,21 @@ def test_a_schema_that_cannot_become_columns_is_refused(schema: Any, reason: str
 def test_a_text_that_is_no_json_is_refused() -> None:
     with pytest.raises(SchemaError, match="not JSON"):
         JsonSchema("{")
+
+
+def test_a_schema_with_too_many_types_is_refused() -> None:
+    definitions: dict[str, Any] = {
+        f"D{number}": {
+            "type": "object",
+            "properties": {name: {"$ref": f"#/definitions/D{number + 1}"} for name in ("a", "b")},
+        }
+        for number in range(40)
+    }
+    schema = {"definitions": {**definitions, "D40": {"type": "string"}}, "$ref": "#/definitions/D0"}
+    with pytest.raises(SchemaError, match="more than 20,000 types"):
+        columns(schema)
+
+
+def test_a_reference_that_is_no_text_is_refused() -> None:
+    with pytest.raises(SchemaError):
+        columns({"type": "object", "$ref": 1, "properties": {"a": {}}})

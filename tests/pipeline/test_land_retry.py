@@ -32,6 +32,12 @@ def test_a_finished_micro_batch_resets_the_time_and_the_pauses() -> None:
     assert not retries.is_failing and retries.failed(100) == 101
 
 
+def test_jobs_that_fail_together_try_again_at_different_times() -> None:
+    early, late = Retries(100, chance=lambda: 1.0), Retries(100, chance=lambda: 0.0)
+    assert [early.failed(0), late.failed(0)] == [0.5, 1]
+    assert [early.failed(0), late.failed(0)] == [1, 2]
+
+
 def test_an_error_keeps_its_kind_on_its_way_through_spark() -> None:
     text = (
         "Job aborted: Traceback (most recent call last):\n  File x\nchronik.pipeline.errors.{}: no answer; start it\n"

@@ -20,6 +20,7 @@ from chronik.pipeline.service.job import Job, Work
 from chronik.pipeline.service.metrics import families
 from chronik.pipeline.service.publisher import Publisher
 from chronik.pipeline.service.service import Service
+from chronik.pipeline.service.starts import Starts
 
 WAIT_S_MAX = 20.0
 
@@ -78,7 +79,7 @@ def job_of(attempts: list[Any], lines: list[dict[str, Any]] | None = None, longe
     retries = Retries(float("inf"), longest_s)
     retries._pause_s = min(1.0, longest_s)
     log = silent_logger() if lines is None else make_logger(lambda line: lines.append(json.loads(line)), lambda: 0)
-    return Job("orders", "landing", "orders", "t/orders", open_work, retries, TestClocks(), log)
+    return Job("orders", "landing", "orders", "t/orders", open_work, retries, Starts(1), TestClocks(), log)
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_a_service_is_ready_while_all_its_jobs_run(monkeypatch: pytest.MonkeyPat
         return FakeWork()
 
     jobs = [
-        Job("a", "landing", "a", "t/a", gated, Retries(float("inf"), 0.01), TestClocks(), silent_logger()),
+        Job("a", "landing", "a", "t/a", gated, Retries(float("inf"), 0.01), Starts(1), TestClocks(), silent_logger()),
         job_of([FakeWork()]),
     ]
     seen: list[tuple[int, bytes]] = []

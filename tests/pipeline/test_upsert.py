@@ -185,6 +185,20 @@ def test_records_whose_schema_lacks_the_key_are_dead_letters(tmp_path: Path) -> 
     assert landed(tmp_path / "t") == []
 
 
+def test_a_restored_table_is_refused_for_new_queries_too(tmp_path: Path) -> None:
+    """It keeps the end of each partition: a new query would skip the records whose changes the restore took back."""
+    same = lander(tmp_path)
+    for batch in range(3):
+        same.land("q", batch, writer(tmp_path, puts("abc", batch * 3)))
+    DeltaTable(str(tmp_path / "t")).restore(1)
+    for each, query, batch in ((same, "q", 3), (lander(tmp_path), "q", 3), (lander(tmp_path), "new", 0)):
+        with pytest.raises(
+            PipelineError, match=r"was restored to an earlier version .*: land the topic in another --to"
+        ):
+            each.land(query, batch, writer(tmp_path, puts("abcabcabcd")))
+    assert state(tmp_path) == {b"a": b"v0", b"b": b"v1", b"c": b"v2"}
+
+
 def test_wrong_keys_and_modes_of_an_existing_table_are_refused(tmp_path: Path) -> None:
     lander(tmp_path)
     with pytest.raises(PipelineError, match="was created with the key of the record"):

@@ -50,6 +50,7 @@ class Bugs:
     watermark_is_log_end: bool = False
     truncates_by_watermark: bool = False
     counts_what_is_not_synced: bool = False
+    counts_what_is_received: bool = False
     diverging_fetch_counts: bool = False
     keeps_unused_epochs: bool = False
 
@@ -73,7 +74,9 @@ class Fetch(NamedTuple):
     broker_epoch: int
     leader_epoch: int
     offset: int
+    """The end of the replica's log; it has everything below `durable` durably."""
     last_epoch: int
+    durable: int
 
 
 class Reply(NamedTuple):
@@ -268,12 +271,14 @@ class Cluster:
         follower = node.follower
         if follower is None or follower.leader_id == NO_LEADER or not node.is_up:
             return
-        if self.is_synced_mode and node.synced < len(node.records) and not self.bugs.counts_what_is_not_synced:
-            return
         end = len(node.records)
+        durable = end if self.bugs.counts_what_is_not_synced else self.durable_end(node)
+        if durable < end and self.random.random() < 0.5:
+            # The leader is of an older release, or the sync will soon end.
+            return
         last_epoch = node.records[-1].epoch if node.records else -1
         self.fetches.append(
-            (follower.leader_id, Fetch(node.id, node.broker_epoch, follower.leader_epoch, end, last_epoch))
+            (follower.leader_id, Fetch(node.id, node.broker_epoch, follower.leader_epoch, end, last_epoch, durable))
         )
 
     def deliver_fetch(self) -> None:
@@ -299,8 +304,9 @@ class Cluster:
             diverging = diverging_epoch(end, fetch.last_epoch, fetch.offset)
         is_out = diverging is None and fetch.offset > len(node.records)
         if (diverging is None and not is_out) or self.bugs.diverging_fetch_counts:
+            durable = fetch.offset if self.bugs.counts_what_is_received else fetch.durable
             leader.replica_fetched(
-                fetch.replica, fetch.broker_epoch, fetch.offset, len(node.records), self.now_ms, self.live, 0
+                fetch.replica, fetch.broker_epoch, durable, len(node.records), self.now_ms, self.live, 0
             )
         records: tuple[Record, ...] = ()
         if diverging is None and not is_out:
@@ -562,6 +568,9 @@ class Cluster:
             for offset in range(max(0, len(self.committed) - 8), len(self.committed)):
                 if offset >= len(leader.records) or leader.records[offset] != self.committed[offset]:
                     raise Violation(f"committed record {offset} is lost: node {leader.id} leads without it")
+            for replica in self.state.isr if self.is_synced_mode else ():
+                if self.nodes[replica].synced < leader.watermark:
+                    raise Violation(f"{leader.watermark} is committed, node {replica} is in sync and lacks it on disk")
 
     def compare(self, node: Node, offset: int) -> None:
         record = node.records[offset]

@@ -1,6 +1,7 @@
 """A follower uses a response only if it continues its log, and truncates by leader epochs only."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_follower_ignores_a_response_to_an_earlier_fetch() -> None:
     own = local_log([(3, 0), (4, 8)], 10)
     late = LeaderAnswer(10, 3, 50, 0, diverging_epoch=EpochEnd(3, 2))
     assert isinstance(follower_at().decide(late, own), FetchAgain)
-    assert isinstance(follower_at().decide(late._replace(fetch_offset=8), own), FetchAgain)
+    assert isinstance(follower_at().decide(replace(late, fetch_offset=8), own), FetchAgain)
 
 
 def test_a_diverging_follower_truncates_to_the_offset_at_which_the_epochs_diverge() -> None:
@@ -150,7 +151,7 @@ def test_each_truncation_offset_is_below_the_fetch_offset() -> None:
 
 
 def undecided(own: LocalLog, first_offset: int | None, *, is_dispensable: bool = True) -> LocalLog:
-    return own._replace(undecided_from=first_offset, is_dispensable=is_dispensable)
+    return replace(own, undecided_from=first_offset, is_dispensable=is_dispensable)
 
 
 def test_a_follower_fetches_an_undecided_transaction_again_if_its_marker_may_be_missing() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronik.replication.leader import JOIN_WAIT_MS_MAX, PartitionLeader, ProposedIsr
+from chronik.replication.leader import ENDS_SEEN_MAX, JOIN_WAIT_MS_MAX, PartitionLeader, ProposedIsr
 
 LAG_MS = 3_000
 LIVE = {1: 10, 2: 20, 3: 30}
@@ -168,6 +168,55 @@ def test_a_replica_that_keeps_up_can_join_the_isr_under_constant_writes() -> Non
             return
         fetched(leader, 2, end - 10, end=end, now_ms=now_ms)
     pytest.fail("it is always one fetch behind")
+
+
+class SlowReplica:
+    """Replica 2 receives each record at once, and syncs in rounds of `sync_ms`: each covers what came before it."""
+
+    def __init__(self, leader: PartitionLeader, sync_ms: int) -> None:
+        self.leader = leader
+        self.sync_ms = sync_ms
+        self.durable = self.syncing = 100
+
+    def fetch_at(self, now_ms: int, end: int) -> None:
+        if now_ms % self.sync_ms == 0:
+            self.durable, self.syncing = self.syncing, end
+        fetched(self.leader, 2, self.durable, end=end, now_ms=now_ms)
+
+
+def test_a_replica_that_fetches_ahead_of_slow_syncs_keeps_up() -> None:
+    """Its durable end always lags two syncs behind, and it fetches a hundred times in each."""
+    leader = leader_of((1, 2), replicas=(1, 2), end=100, watermark=100)
+    replica = SlowReplica(leader, sync_ms=1_000)
+    for now_ms in range(0, 20_000, 10):
+        replica.fetch_at(now_ms, end=100 + now_ms)
+        assert proposed_isr(leader, now_ms, end=100 + now_ms) is None, now_ms
+    assert leader.durable_end_of(2) == replica.durable
+
+
+def test_a_replica_that_receives_records_and_syncs_none_leaves_the_isr() -> None:
+    leader = leader_of((1, 2), replicas=(1, 2), end=100, watermark=100)
+    for now_ms in range(0, LAG_MS, 10):
+        fetched(leader, 2, 100, end=100 + now_ms, now_ms=now_ms)
+        if proposed_isr(leader, now_ms, end=100 + now_ms) == [1]:
+            return
+    pytest.fail("it is still in sync")
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 40), st.integers(0, 60)), max_size=60))
+def test_caught_up_times_never_claim_more_than_is_durable(steps: list[tuple[int, int, int]]) -> None:
+    """At its caught-up time, the leader's log ended at or below what the replica now has durably."""
+    leader = leader_of((1, 2), replicas=(1, 2), end=0)
+    now_ms, end, durable = 1, 0, 0
+    ends = {now_ms: end}
+    for pause_ms, appended, synced in steps:
+        now_ms, end = now_ms + pause_ms, end + appended
+        durable = min(end, durable + synced)
+        ends[now_ms] = end
+        leader.replica_fetched(2, 20, durable, end, now_ms, LIVE, 0)
+        caught_up_ms = leader._others[2].caught_up_ms
+        assert caught_up_ms not in ends or ends[caught_up_ms] <= durable
+        assert len(leader._others[2].leader_ends) <= ENDS_SEEN_MAX
 
 
 def test_watermark_waits_only_briefly_for_a_joining_replica_that_died() -> None:

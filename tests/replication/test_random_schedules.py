@@ -39,6 +39,7 @@ def test_no_committed_record_is_lost_and_all_replicas_converge(synced: bool) -> 
         "watermark_is_log_end",
         "truncates_by_watermark",
         "counts_what_is_not_synced",
+        "counts_what_is_received",
         "diverging_fetch_counts",
     ],
 )

@@ -120,3 +120,43 @@ def test_every_schema_reads_itself_and_its_canonical_text_is_stable(fields: dict
     assert again.canonical() == schema.canonical()
     assert AvroSchema(schema.normalized(), {}).normalized() == schema.normalized()
     assert again.problems_reading(schema) == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        record(field("a", "int", default=float("inf"))),
+        record(field("a", "long", default=float("nan"))),
+        record(field("a", aliases=3)),
+        record(field("a"), aliases={"b": 1}),
+        ["null", {"type": {"type": {"type": "null"}}}],
+    ],
+)
+def test_a_malformed_schema_is_refused_without_another_exception(schema: Any) -> None:
+    with pytest.raises(InvalidSchema):
+        avro(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ["null", {"type": {"type": "array", "items": "long"}, "items": "long"}],
+        {"type": "array", "items": {"type": []}, "values": None},
+        {"type": "enum", "name": "E", "symbols": ["A"], "fields": "x", "items": 7},
+        {"type": "bytes", "logicalType": {"a": []}},
+        {"type": "fixed", "name": "F", "size": 4, "logicalType": "unknown"},
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_attributes_without_a_use_do_no_harm(schema: Any) -> None:
+    parsed = avro(schema)
+    assert avro(json.loads(parsed.canonical())).problems_reading(parsed) == []
+
+
+def test_unions_that_are_too_large_to_compare_are_refused() -> None:
+    def union(prefix: str, size: int) -> AvroSchema:
+        return avro([{"type": "fixed", "name": f"{prefix}{number}", "size": 4} for number in range(size)])
+
+    assert union("A", 40).problems_reading(union("B", 40))
+    with pytest.raises(InvalidSchema, match="too large"):
+        union("A", 1_000).problems_reading(union("B", 1_000))

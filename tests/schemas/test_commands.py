@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronik.schemas.commands import Command, run
+from chronik.schemas.commands import REFERENCES_MAX, Command, run
 from chronik.schemas.errors import Code, Refused
 from chronik.schemas.state import Record, State
 
@@ -84,6 +84,33 @@ def test_records_of_another_registry_are_read_and_unknown_ones_skipped() -> None
     assert version is not None
     assert (version.version, version.id, state.last_ids[""]) == (3, 77, 77)
     assert state.unreadable == 1
+
+
+def test_a_damaged_record_is_skipped_and_leaves_the_registry_usable() -> None:
+    registry = Registry()
+    registry.register("s", "string")
+    key = b'{"keytype":"SCHEMA","subject":"s","version":1,"magic":1}'
+    damaged: tuple[tuple[bytes | None, bytes | None], ...] = (
+        (None, None),
+        (b"[]", b"{}"),
+        (b'{"keytype":"SCHEMA","subject":7,"version":1}', b'{"id":1,"schema":"{}"}'),
+        (b'{"keytype":"SCHEMA","subject":"s","version":9999999999}', b'{"id":1,"schema":"{}"}'),
+        (key, b'{"id":9223372036854775807,"schema":"{}"}'),
+        (key, b'{"id":-1,"schema":"{}"}'),
+        (key, b'{"id":1}'),
+        (key, b'{"id":1,"schema":"{}","references":[{"name":"x"}]}'),
+        (key, b"[" * 100_000),
+        (b'{"keytype":"CONFIG","subject":"s","magic":0}', b"[]"),
+        (b'{"keytype":"CONFIG","magic":0}', b'"FULL"'),
+        (b'{"keytype":"MODE","magic":0}', b"{}"),
+        (b'{"keytype":"DELETE_SUBJECT","subject":"s","magic":0}', b'{"subject":"s","version":"x"}'),
+    )
+    for record_key, value in damaged:
+        registry.state.apply(record_key, value)
+    assert registry.state.unreadable == len(damaged)
+    assert registry.state.config("s", "compatibilityLevel", "BACKWARD") == "BACKWARD"
+    assert [each.id for each in registry.state.versions("s")] == [1]
+    assert registry.register("t", "int") == 2
 
 
 @pytest.mark.parametrize(
@@ -244,7 +271,7 @@ def test_half_of_a_surrogate_pair_is_refused(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"minimum": NaN}', "NaN is no number of JSON"),
+        ('{"minimum": NaN}', "NaN is not a JSON number"),
         ('{"a":' * 5_000 + "1" + "}" * 5_000, "nested too deeply"),
         ("{", "is not JSON"),
     ],
@@ -269,3 +296,68 @@ def test_the_version_of_a_reference_is_a_number() -> None:
     registry.register("a", record("x"))
     reference = {"name": "R", "subject": "a", "version": True}
     registry.fails(Code.INVALID_SCHEMA, "register", "b", body={"schema": '"R"', "references": [reference]})
+
+
+@pytest.mark.parametrize("context", ["", ":.ctx:"])
+@pytest.mark.parametrize("whole_subject", [True, False])
+def test_an_id_is_not_used_again_after_the_records_of_its_schema_were_compacted(
+    context: str, whole_subject: bool
+) -> None:
+    """Records with the id may still exist: they would be decoded with another schema."""
+    registry = Registry()
+    registry.register(f"{context}a", "int")
+    assert registry.register(f"{context}b", "string") == 2
+    registry.run("delete_subject", f"{context}b")
+    if whole_subject:
+        registry.run("delete_subject", f"{context}b", permanent=True)
+    else:
+        registry.run("delete_version", f"{context}b", version=1, permanent=True)
+    latest = dict(registry.log)
+    registry.state = State()
+    for key, value in latest.items():
+        if value is not None:
+            registry.state.apply(key, value)
+    assert registry.state.unreadable == 0
+    assert registry.register(f"{context}c", "long") == 3
+
+
+def test_imported_versions_that_refer_to_each_other_do_not_stop_the_registry() -> None:
+    registry = Registry()
+    registry.run("set_mode", body={"mode": "IMPORT"})
+
+    def put(subject: str, schema_id: int, *referred: str) -> None:
+        references = [{"name": f"{each}.json", "subject": each, "version": 1} for each in referred]
+        fields = {each: {"$ref": f"{each}.json"} for each in referred}
+        registry.register(
+            subject, {"type": "object", "properties": fields}, "JSON", id=schema_id, version=1, references=references
+        )
+
+    put("b", 1)
+    put("a", 2, "b")
+    put("b", 3, "a")
+    registry.run("set_mode", body={"mode": "READWRITE"})
+    body = {"schemaType": "JSON", "schema": '{"$ref":"b.json"}'}
+    references = [{"name": "b.json", "subject": "b", "version": 1}]
+    assert registry.run("check", "c", body={**body, "references": references}) == {"is_compatible": True}
+
+
+def test_a_chain_of_references_is_resolved_up_to_the_limit() -> None:
+    registry = Registry()
+    for number in range(REFERENCES_MAX + 2):
+        fields, references = [], []
+        if number:
+            fields = [{"name": "f", "type": f"R{number - 1}"}]
+            references = [{"name": f"R{number - 1}", "subject": f"s{number - 1}", "version": 1}]
+        value = {"subject": f"s{number}", "version": 1, "id": number + 1, "references": references}
+        schema = {"type": "record", "name": f"R{number}", "fields": fields}
+        registry.state.apply(
+            json.dumps({"keytype": "SCHEMA", "subject": f"s{number}", "version": 1, "magic": 1}).encode(),
+            json.dumps({**value, "schema": json.dumps(schema), "deleted": False}).encode(),
+        )
+
+    def chained(number: int) -> dict[str, Any]:
+        schema = json.dumps({"type": "record", "name": "Last", "fields": [{"name": "f", "type": f"R{number}"}]})
+        return {"schema": schema, "references": [{"name": f"R{number}", "subject": f"s{number}", "version": 1}]}
+
+    assert registry.run("check", "new", body=chained(REFERENCES_MAX - 1)) == {"is_compatible": True}
+    registry.fails(Code.INVALID_SCHEMA, "check", "new", body=chained(REFERENCES_MAX))

@@ -90,3 +90,57 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 @given(SCHEMAS)
 def test_every_schema_is_compatible_with_itself(tree: Any) -> None:
     assert schema(tree).problems_reading(schema(tree)) == []
+
+
+def shared(depth: int, **more: Any) -> dict[str, Any]:
+    """Each of the definitions uses the next one twice: they have 2 ** depth paths."""
+    definitions: dict[str, Any] = {
+        f"D{number}": {
+            "type": "object",
+            "properties": {name: {"$ref": f"#/definitions/D{number + 1}"} for name in ("a", "b")},
+        }
+        for number in range(depth)
+    }
+    return {"definitions": {**definitions, f"D{depth}": {"type": "object", **more}}, "$ref": "#/definitions/D0"}
+
+
+def test_shared_definitions_are_compared_once() -> None:
+    assert schema(shared(60)).problems_reading(schema(shared(60))) == []
+    assert schema(shared(60, minProperties=2)).problems_reading(schema(shared(60, minProperties=1)))
+
+
+def test_definitions_that_use_each_other_have_the_result_of_their_differences() -> None:
+    def cyclic(kind: str) -> dict[str, Any]:
+        nodes: dict[str, Any] = {
+            name: {"type": "object", "properties": {other: {"$ref": f"#/definitions/{other}"} for other in "xyz"}}
+            for name in "xyz"
+        }
+        nodes["z"]["properties"]["value"] = {"type": kind}
+        return {"definitions": nodes, "oneOf": [{"$ref": "#/definitions/x"}, {"type": "null"}]}
+
+    assert schema(cyclic("string")).problems_reading(schema(cyclic("string"))) == []
+    assert schema(cyclic("number")).problems_reading(schema(cyclic("string")))
+
+
+def test_schemas_that_are_too_complex_to_compare_are_refused() -> None:
+    many = [schema({"oneOf": [{"const": sign * number} for number in range(1, 1_000)]}) for sign in (1, -1)]
+    with pytest.raises(InvalidSchema, match="too complex"):
+        many[0].problems_reading(many[1])
+
+
+def test_a_hostile_pattern_does_not_occupy_the_process() -> None:
+    new = {"type": "object", "patternProperties": {"^(a+)+$": STRING}, "additionalProperties": False}
+    assert schema(new).problems_reading(schema(closed((), **{"a" * 60 + "!": STRING})))
+    assert not schema(new).problems_reading(schema(closed((), **{"a" * 60: STRING})))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [{"$schema": {"type": {}}}, {"$schema": 1.5}, {"type": "array", "prefixItems": [""]}, {"$id": "http://[x"}],
+)
+def test_a_malformed_schema_is_refused_or_compared(tree: Any) -> None:
+    try:
+        parsed = schema(tree)
+    except InvalidSchema:
+        return
+    assert parsed.problems_reading(parsed) == []

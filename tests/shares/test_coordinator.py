@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import chronik.shares.coordinator
 from chronik.groups.step import Append, Moment, Reply
 from chronik.shares.coordinator import Action, ShareCoordinator
 from chronik.shares.records import UnreadableRecord
@@ -103,6 +106,22 @@ def test_a_failed_append_changes_nothing_and_is_not_a_success(log: Log) -> None:
     assert log.replies[waiting]["state"].batches == ()
 
 
+@pytest.mark.parametrize("name", ["write", "delete", "initialize"])
+def test_a_write_after_an_append_that_timed_out_survives_loading(log: Log, name: str) -> None:
+    """The records of the append that timed out are in the log, and are committed before those of later writes."""
+    many = [StateBatch(2 * each, 2 * each, AVAILABLE, 1) for each in range(20)]
+    log.ask("write", KEY, written(*many))
+    values = {"write": (written(*many),), "delete": (), "initialize": (InitialState(2, 100),)}[name]
+    log.start(name, KEY, *values)
+    log.records += log.pending[0].records
+    log.commit(ErrorCode.request_timed_out)
+
+    accepted = StateBatch(2, 2, ACCEPTED, 1)
+    assert log.ask("write", KEY, written(accepted))["error_code"] is ErrorCode.none
+    log.load()
+    assert accepted in log.state().batches
+
+
 def test_reading_fences_leaders_of_earlier_epochs(log: Log) -> None:
     assert log.ask("read", KEY, 7)["state"].start_offset == 0
     assert log.ask("write", KEY, written(leader=6))["error_code"] is ErrorCode.fenced_leader_epoch
@@ -164,9 +183,30 @@ def test_an_unreadable_record_stops_the_loading(log: Log) -> None:
         log.load()
 
 
+def test_a_state_at_its_limit_accepts_what_makes_it_smaller(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chronik.shares.coordinator, "BATCHES_MAX", 3)
+    log.ask("write", KEY, written(*(StateBatch(each, each, AVAILABLE, 1) for each in (1, 3, 5))))
+    assert log.ask("write", KEY, written(StateBatch(7, 7, AVAILABLE, 1)))["error_code"] is ErrorCode.invalid_request
+    assert log.ask("write", KEY, written(StateBatch(1, 1, ACCEPTED, 1), start=2))["error_code"] is ErrorCode.none
+    assert len(log.state().batches) == 2
+
+
 def test_acquired_or_impossible_states_are_refused(log: Log) -> None:
     for bad in (StateBatch(0, 1, 1, 1), StateBatch(2, 1, 2, 1), StateBatch(0, 1, 2, -1)):
         assert log.ask("write", KEY, written(bad))["error_code"] is ErrorCode.invalid_request
+
+
+def is_done(batch: StateBatch) -> bool:
+    return batch.delivery_state in (ACCEPTED, ARCHIVED)
+
+
+def progress(batch: StateBatch) -> tuple[bool, int]:
+    """How far the offsets of a batch are: done, or delivered that often."""
+    return (True, 0) if is_done(batch) else (False, batch.delivery_count)
+
+
+def offsets(batches: Iterable[StateBatch]) -> dict[int, tuple[bool, int]]:
+    return {offset: progress(batch) for batch in batches for offset in range(batch.first_offset, batch.last_offset + 1)}
 
 
 states = st.builds(
@@ -183,26 +223,22 @@ writes = st.lists(st.tuples(st.lists(states, max_size=4), st.integers(-1, 20)), 
 def test_writes_merge_to_the_latest_state_of_each_offset(changes: list[Any], random: Any) -> None:
     log = Log()
     log.ask("initialize", KEY, InitialState(1, 0))
-    model: dict[int, tuple[int, int]] = {}
+    model: dict[int, tuple[bool, int]] = {}
     start = 0
     for batches, moved in changes:
         assert log.ask("write", KEY, written(*batches, start=moved))["error_code"] is ErrorCode.none
         start = max(start, moved)
         for batch in batches:
             for offset in range(batch.first_offset, batch.last_offset + 1):
-                latest = (batch.delivery_count, batch.delivery_state)
-                model[offset] = max(model.get(offset, latest), latest)
+                model[offset] = max(model.get(offset, (False, 0)), progress(batch))
         if random.random() < 0.3:
             log.compact()
         if random.random() < 0.3:
             log.load()
     state = log.state()
-    stored = {
-        offset: (batch.delivery_count, batch.delivery_state)
-        for batch in state.batches
-        for offset in range(batch.first_offset, batch.last_offset + 1)
-    }
-    assert (state.start_offset, stored) == (start, {at: value for at, value in model.items() if at >= start})
+    assert state.start_offset == start
+    assert offsets(state.batches) == {at: value for at, value in model.items() if at >= start}
+    assert not any(is_done(one) and is_done(two) and one[1] + 1 == two[0] for one, two in pairwise(state.batches))
 
 
 @given(st.lists(states, max_size=8), st.randoms(use_true_random=False))
@@ -212,4 +248,12 @@ def test_the_order_of_writes_does_not_matter(batches: list[StateBatch], random: 
     merged: tuple[StateBatch, ...] = ()
     for batch in shuffled:
         merged = combine(merged, [batch], 5)
-    assert merged == combine((), batches, 5)
+    assert offsets(merged) == offsets(combine((), batches, 5))
+
+
+@given(st.lists(states, max_size=12), st.lists(states, max_size=3), st.integers(0, 10), st.integers(0, 40))
+def test_a_change_has_the_same_result_as_all_changes_at_once(
+    earlier: list[StateBatch], changes: list[StateBatch], first_start: int, start: int
+) -> None:
+    known = combine((), earlier, first_start)
+    assert combine(known, changes, start) == combine((), [*known, *changes], start)

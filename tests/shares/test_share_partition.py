@@ -286,6 +286,16 @@ def test_a_lock_that_ends_during_a_write_is_released_only_if_it_fails(scene: Sce
     assert scene.fetch(B) == [Acquired(0, 19, 2)]
 
 
+def test_a_lock_that_ended_during_a_write_sets_no_timer_until_the_write_ends(scene: Scene) -> None:
+    """A timer that is due again at once would occupy the loop for as long as the share coordinator is away."""
+    scene.fetch(A, 5)
+    scene.acknowledge(A, 0, 4, ACCEPT)
+    scene.pass_time(LOCK_MS)
+    assert scene.partition.next_deadline_ms() is None
+    scene.write(ErrorCode.coordinator_not_available)
+    assert scene.states()[0][2] == "AVAILABLE"
+
+
 @pytest.mark.parametrize("by_lock", [True, False])
 def test_a_record_is_archived_at_its_delivery_limit(scene: Scene, by_lock: bool) -> None:
     for count in (1, 2, 3):
@@ -324,6 +334,33 @@ def test_records_in_flight_are_bounded_but_released_ones_are_always_delivered(sc
     assert scene.partition.can_acquire and scene.fetch(B) == [Acquired(3, 4, 2)]
     scene.settle(A, 5, 9, ACCEPT)
     assert scene.fetch(B) == [Acquired(10, 14, 1)]
+
+
+def test_state_behind_one_held_record_stays_small_whatever_the_outcomes() -> None:
+    scene = Scene(batch_records=1)
+    scene.produce(1_000)
+    assert scene.fetch(A, 1) == [Acquired(0, 0, 1)]
+    for at in range(1, 1_000):
+        scene.fetch(B, 1)
+        if at % 3 == 0:
+            scene.settle(B, at, at, RELEASE)
+            scene.fetch(B, 1)
+        scene.settle(B, at, at, ACCEPT if at % 2 else REJECT)
+    assert [entry[:2] for entry in scene.states()] == [(0, 0), (1, 999)]
+    assert [batch[:2] for batch in scene.durable] == [(1, 999)]
+    scene.settle(A, 0, 0, ACCEPT)
+    assert (scene.durable_start, scene.durable) == (1_000, ())
+
+
+def test_the_number_of_complete_offsets_fits_its_field() -> None:
+    """A producer chooses how many offsets a batch claims; Kafka's field for the number is an int32."""
+    partition = SharePartition(ShareSettings(), 1)
+    partition.load(1, 0, ())
+    batches = [FetchedBatch(0, 0), FetchedBatch(1, 1 << 31), FetchedBatch((1 << 31) + 1, 1 << 32)]
+    assert partition.acquire(A, 0, batches, Limits(1 << 40, 1 << 40), 0) == [Acquired(0, 1 << 31, 1)]
+    write = partition.acknowledge(A, [Acknowledgement(1, 1 << 31, (ACCEPT,))], 0)[1][0]
+    assert isinstance(write, Write)
+    assert write.state.delivery_complete_count == (1 << 31) - 1
 
 
 def test_markers_and_aborted_batches_are_skipped(scene: Scene) -> None:

@@ -71,7 +71,7 @@ def start_offset_passes_unsettled_records() -> AbstractContextManager[Any]:
     """The start offset moves to the end of the last acknowledged record, past what is still acquired."""
 
     def start_after(self: SharePartition, token: int) -> int:
-        done = [run.last + 1 for run in self._runs if run.is_terminal or (run.write == token and run.target)]
+        done = [run.last + 1 for run in self._runs if run.is_complete or (run.write == token and run.target)]
         return max([self.start_offset, *done])
 
     return patch.object(SharePartition, "_start_after", start_after)

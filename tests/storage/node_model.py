@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
+from tests.storage.fake_direct import FakeDirect
 from tests.storage.faulty_disk import Crash, FaultyDisk
 from tests.storage.helpers import NOW_MS, SMALL, append, batch, read_all
 
@@ -50,7 +51,7 @@ class Node:
         self.folder: DataFolder
         self.commit_log: CommitLog | None = None
         self.unflushed: dict[int, dict[int, None]] = {}
-        self.frames = self.replayed = self.voids = self.recycled = 0
+        self.frames = self.submitted = self.replayed = self.voids = self.recycled = 0
         self.numbers = 0
 
     # -- starts and crashes --------------------------------------------------------------------------------------------
@@ -62,7 +63,8 @@ class Node:
         assert report is None or not report.damage, report
         self.replayed += 0 if report is None else report.written_bytes
         if has_commit_log:
-            self.commit_log = self.folder.begin_commit_log(self.uuid(), COMMIT_LOG_BYTES)
+            direct = FakeDirect(self.disk, COMMIT_LOG_BYTES) if self.random.random() < 0.5 else None
+            self.commit_log = self.folder.begin_commit_log(self.uuid(), COMMIT_LOG_BYTES, direct)
             while self.commit_log.wants_file:
                 self.commit_log.add_file()
         else:
@@ -151,7 +153,13 @@ class Node:
             assert self.commit_log is not None
             for _, job in framed:
                 job.is_direct = False
-            serial = self.commit_log.write([job.entry() for _, job in framed])
+            entries = [job.entry() for _, job in framed]
+            if self.commit_log.submit(entries):
+                self.submitted += 1
+                serial = self.commit_log.submitted()
+                assert serial is not None
+            else:
+                serial = self.commit_log.write(entries)
             self.frames += serial is not None
         for index, job in jobs:
             if serial is not None and job.entry_bytes:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from errno import EIO, ENOSPC
 from random import Random
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
@@ -40,19 +41,21 @@ LOG = LogId(TOPIC, 0)
 
 def lives(seeds: range) -> Node:
     """Let nodes live and crash; return the last one, with the sums of all counts."""
-    frames = replayed = voids = recycled = 0
+    frames = submitted = replayed = voids = recycled = 0
     for seed in seeds:
         node = Node(f"s{seed}")
         node.live(crashes=6)
         frames, replayed = frames + node.frames, replayed + node.replayed
-        voids, recycled = voids + node.voids, recycled + node.recycled
+        voids, recycled, submitted = voids + node.voids, recycled + node.recycled, submitted + node.submitted
     node.frames, node.replayed, node.voids, node.recycled = frames, replayed, voids, recycled
+    node.submitted = submitted
     return node
 
 
 def test_acknowledged_records_survive_crashes_at_any_step_of_a_node() -> None:
     node = lives(range(SEEDS))
     assert node.frames > 10 * SEEDS // 2
+    assert SEEDS < node.submitted < node.frames
     assert node.replayed > 0
     assert node.voids > SEEDS
     assert node.recycled > SEEDS // 5
@@ -96,8 +99,8 @@ def an_old_generation_counts() -> Iterator[None]:
     """As without generations: every run counts the frames of all earlier runs as well."""
     begin = DataFolder.begin_commit_log
 
-    def begin_again(folder: DataFolder, generation: UUID, size_bytes: int) -> CommitLog:
-        return begin(folder, GENERATION, size_bytes)
+    def begin_again(folder: DataFolder, generation: UUID, *rest: Any) -> CommitLog:
+        return begin(folder, GENERATION, *rest)
 
     with patch.object(DataFolder, "begin_commit_log", begin_again):
         yield
@@ -516,3 +519,57 @@ def test_a_flush_beside_a_sync_of_the_segments_is_repeated() -> None:
     assert log.flush_job() is None
     log.close()
     assert disk.open_files == 1 + 1, "the lock and the file of the commit log"
+
+
+CHECKPOINTS = LogConfig(checkpoint_bytes=500)
+
+
+def snapshots_of(disk: FaultyDisk, log: Log) -> list[int]:
+    return [int(name.removesuffix(".snapshot")) for name in disk.listdir(log.folder) if name.endswith(".snapshot")]
+
+
+def test_a_checkpoint_waits_for_the_flush_not_an_acknowledgment_for_the_checkpoint() -> None:
+    disk = FaultyDisk()
+    folder, log, commit_log = framed(disk, CHECKPOINTS)
+    before = snapshots_of(disk, log)
+    while log._syncs.bytes_since_checkpoint < 2 * CHECKPOINTS.checkpoint_bytes:
+        append_many(log, 4)
+        sync_framed(log, commit_log)
+    assert snapshots_of(disk, log) == before
+    end = log.log_end_offset
+    flush = log.flush_job()
+    assert flush is not None
+    append_many(log, 1)
+    sync_framed(log, commit_log)
+    flush.run()
+    assert log.flushed(flush)
+    assert snapshots_of(disk, log) == [*before, end]
+    assert read_synced_end(disk, log.folder) == end
+    # Without a flush, it is written after some time, with a sync of the segment.
+    while (job := log.sync_job()) is None or job.entry_bytes:
+        if job is not None:
+            job.framed(1)
+            log.synced(job)
+        append_many(log, 1)
+    assert job.checkpoint is not None
+    assert log._syncs.bytes_since_checkpoint == 0
+    folder.close()
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_truncated_log_has_no_checkpoint_of_what_it_lost(is_written: bool) -> None:
+    disk = FaultyDisk()
+    _, log, commit_log = framed(disk, CHECKPOINTS)
+    while log._syncs.bytes_since_checkpoint < 2 * CHECKPOINTS.checkpoint_bytes:
+        append_many(log, 4)
+        sync_framed(log, commit_log)
+    flush = log.flush_job()
+    assert flush is not None
+    if is_written:
+        flush.run()
+    log.truncate_to(3)
+    if not is_written:
+        flush.run()
+    assert log.flushed(flush)
+    assert all(offset <= 3 for offset in snapshots_of(disk, log))
+    assert read_synced_end(disk, log.folder) <= 3

@@ -1,9 +1,9 @@
 """A disk that a test can slow down or make to hang while the node runs.
 
 Each switch is a file that holds a number of milliseconds. While the reads file exists, no segment read is served as
-cached, and each takes that long; while the syncs file exists, each segment sync takes that long. Reads on the event
-loop stay fast: they are of data just written, which is in memory. Syncs on the loop do not: a log that rolls faster
-than its disk syncs waits for it.
+cached, and each takes that long; while the syncs file exists, each sync of a segment or of the commit log takes that
+long. Reads on the event loop stay fast: they are of data just written, which is in memory. Syncs on the loop do not: a
+log that rolls faster than its disk syncs waits for it.
 
 Instead of a number, the syncs file may contain
 
@@ -21,9 +21,11 @@ from uuid import UUID
 
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.raft.store import Persist
+from chronik.storage.commit_log import FOLDER_NAME
 from chronik.storage.disk import Buffer, RealDisk, RealFile
 
 SEGMENT_SUFFIX = ".log"
+COMMIT_LOG = f"/{FOLDER_NAME}/"
 HANG, FREEZE = "hang", "freeze"
 LOOK_INTERVAL_S = 0.02
 
@@ -72,7 +74,8 @@ class SlowDisk(RealDisk):
         if create:
             self.syncs.hold()
         opened = super().open(path, create)
-        return SlowSegment(self, opened) if path.endswith(SEGMENT_SUFFIX) else SlowFile(self, opened)
+        is_slow = path.endswith(SEGMENT_SUFFIX) or COMMIT_LOG in path
+        return SlowSegment(self, opened) if is_slow else SlowFile(self, opened)
 
     def mkdir(self, path: str) -> None:
         self.syncs.hold()
@@ -122,7 +125,7 @@ class SlowFile(RealFile):
 
 
 class SlowSegment(SlowFile):
-    """A segment: the switches delay its reads and syncs."""
+    """A segment, or a file of the commit log: the switches delay its reads and syncs."""
 
     __slots__ = ()
 

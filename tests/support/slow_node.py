@@ -38,7 +38,8 @@ def with_this_launcher(environment: dict[str, str]) -> dict[str, str]:
 
 def with_slow_disk(config: NodeConfig, environment: Environment) -> Environment:
     disk = SlowDisk(str(slow_reads(config.data_folder)), str(slow_syncs(config.data_folder)))
-    return replace(environment, disk=disk, open_raft_store=partial(SlowRaftStore, disk))
+    # Direct writes would not pass through the slow disk.
+    return replace(environment, disk=disk, open_direct=None, open_raft_store=partial(SlowRaftStore, disk))
 
 
 if __name__ == "__main__":

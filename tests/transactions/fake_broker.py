@@ -56,7 +56,7 @@ class TransactionBroker(FakeBroker):
             self.marker_writer,
             self.new_producer_id,
         )
-        self.coordinators = Transactions(self.runtime, fake.metadata, fake, self.transactions, self.groups.partition_of)
+        self.coordinators = Transactions(self.runtime, fake.metadata, fake, self.transactions)
         self.handlers = handlers_of(self)
         self.metadata.listener = self._metadata_changed
 

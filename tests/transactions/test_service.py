@@ -235,7 +235,7 @@ async def test_marker_of_offsets_reaches_the_groups_once_it_is_written(broker: T
     index = broker.groups.partition_of("readers")
     assert index is not None
     partition = (OFFSETS_TOPIC, index)
-    assert await broker.coordinators.add_offsets(ID, *producer, "readers") is ErrorCode.none
+    assert await broker.coordinators.verify(ID, *producer, [partition], True) == {partition: ErrorCode.none}
     broker.marker_errors[partition] = [ErrorCode.not_enough_replicas]
     await end(broker, producer)
     await broker.until_state("CompleteCommit")

@@ -18,11 +18,19 @@ class Registry:
 
     def __init__(self) -> None:
         self.state = State()
+        self.lookups = 0
+        self.is_behind = False
+        self._offset = 0
+
+    def view(self) -> tuple[State, int] | None:
+        return None if self.is_behind else (self.state, self._offset)
 
     async def current(self) -> State:
+        self.lookups += 1
         return self.state
 
-    caught_up = current
+    async def caught_up(self) -> State:
+        return self.state
 
     async def decide(self, command: Command) -> Any:
         return run(self.state, command).answer
@@ -34,6 +42,7 @@ class Registry:
         outcome = run(self.state, command)
         for key, value in outcome.records:
             self.state.apply(key, value)
+            self._offset += 1
         return outcome.answer
 
 
@@ -121,6 +130,9 @@ def test_malformed_requests_get_errors_of_the_registry() -> None:
 
 class Lagging(Registry):
     """The registry of a node whose replica has no record yet."""
+
+    def view(self) -> None:
+        return None
 
     async def current(self) -> State:
         return State()

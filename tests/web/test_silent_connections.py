@@ -20,6 +20,7 @@ from starlette.routing import Route
 from tests.support.eventually import eventually
 from tests.support.node import Node
 
+from chronik.web.known_answers import KnownAnswers
 from chronik.web.server import WebServer, bind
 
 SILENT = 300
@@ -197,6 +198,7 @@ async def served(play: Callable[[int, asyncio.Event], Awaitable[None]]) -> None:
     routes = {"/hold": hold, "/large": large, "/healthz": alive, "/readyz": alive}
     app = Starlette(routes=[Route(path, handler) for path, handler in routes.items()])
     app.state.close = close
+    app.state.known = KnownAnswers(lambda: None)
     listener = bind("127.0.0.1", 0)
     server = WebServer(app, listener)
     await server.start()

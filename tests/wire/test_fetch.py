@@ -21,6 +21,7 @@ from chronik.wire.fetch import (
     FetchPartitionResponse,
     FetchRequest,
     FetchTopic,
+    ReceivedPosition,
     read_fetch_request,
     read_fetch_response,
     write_fetch_request,
@@ -293,6 +294,24 @@ START_15 = bytes(21)
 def test_hostile_requests_are_malformed(version: int, body: bytes) -> None:
     with pytest.raises(MalformedRequest):
         read_fetch_request(version, memoryview(body), 0)
+
+
+@given(int64, int32, st.booleans(), st.just(HIGH_WATERMARK_NOT_SENT) | int64)
+def test_received_positions_are_sent_beside_the_high_watermark(
+    offset: int, last_epoch: int, wants_records: bool, high_watermark: int
+) -> None:
+    received = ReceivedPosition(offset, last_epoch, wants_records)
+    partition = FetchPartition(3, 1, 100, 1, 0, 1 << 20, high_watermark, received)
+    body = write_fetch_request(18, FetchRequest(topics=[FetchTopic(None, UUID(int=1), [partition])]))
+    assert read_fetch_request(18, memoryview(body), 0).topics[0].partitions == [partition]
+    assert partition.read_offset == offset
+    assert partition._replace(received=None).read_offset == 100
+
+
+def test_a_response_says_whether_the_leader_takes_received_positions() -> None:
+    for takes in (True, False):
+        body = b"".join(write_fetch_response(18, 0, 5, [], takes_received=takes))
+        assert read_fetch_response(18, memoryview(body)).takes_received is takes
 
 
 def test_unknown_tagged_fields_are_skipped_at_every_level() -> None:

@@ -28,7 +28,7 @@ from chronik.client.cluster import Cluster
 
 app = typer.Typer(no_args_is_help=True, help="Add, list and remove ACLs: who may do what.")
 
-PRINCIPAL_HELP = f"As in User:alice; {EVERY_PRINCIPAL} is everybody."
+PRINCIPAL_HELP = f"For example User:alice; {EVERY_PRINCIPAL} is every principal."
 OPERATIONS = tuple(each for each in Operation if each not in (Operation.UNKNOWN, Operation.ANY))
 OPERATION_HELP = f"Repeatable: {', '.join(each.name for each in OPERATIONS[:9])}, ..."
 
@@ -43,7 +43,7 @@ PrincipalFilter = Annotated[str | None, typer.Option("--principal", metavar="P",
 OperationFilter = Annotated[str | None, typer.Option("--operation", metavar="O")]
 HostFilter = Annotated[str | None, typer.Option("--host", metavar="H")]
 Deny = Annotated[bool, typer.Option("--deny", help="Deny, which takes precedence over allow.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @app.command()
@@ -56,7 +56,9 @@ def add(
     transactional_id: OnTransactionalId = None,
     prefixed: Prefixed = False,
     deny: Deny = False,
-    host: Annotated[str, typer.Option("--host", metavar="H", help="An address; Chronik takes CIDR too.")] = WILDCARD,
+    host: Annotated[
+        str, typer.Option("--host", metavar="H", help="An address, or in Chronik a CIDR range.")
+    ] = WILDCARD,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import sys
@@ -223,12 +224,14 @@ def _jobs(
     from chronik.pipeline.land.retry import Retries
     from chronik.pipeline.service.audits import STATE_FOLDER, AuditedTopic
     from chronik.pipeline.service.job import Job
+    from chronik.pipeline.service.starts import Starts
 
+    starts = Starts(max(1, (os.cpu_count() or 1) // 2))
     jobs: list[Job] = []
     audited: list[AuditedTopic] = []
 
     def retries() -> Retries:
-        return Retries(float("inf"), settings.retry_longest)
+        return Retries(float("inf"), settings.retry_longest, random.random)
 
     names: set[str] = {sink.name for sink in settings.sink}
     for landing in settings.landing:
@@ -237,7 +240,7 @@ def _jobs(
             name = topic if topic not in names else f"{topic}@{landing.to}"
             names.add(name)
             opened = _landing_opener(settings, landing, topic, target, spark, clocks)
-            job = Job(name, "landing", topic, table, opened, retries(), clocks, log)
+            job = Job(name, "landing", topic, table, opened, retries(), starts, clocks, log)
             jobs.append(job)
             # A table with one row per key lacks superseded records on purpose.
             is_audited = not landing.options.is_upsert
@@ -251,7 +254,7 @@ def _jobs(
                 )
     for sink in settings.sink:
         opened = _sink_opener(sink, target, spark, clocks)
-        jobs.append(Job(sink.name, "sink", sink.topic, sink.to, opened, retries(), clocks, log))
+        jobs.append(Job(sink.name, "sink", sink.topic, sink.to, opened, retries(), starts, clocks, log))
     return jobs, audited
 
 

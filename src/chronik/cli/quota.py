@@ -18,11 +18,11 @@ from chronik.wire.errors import KafkaError
 app = typer.Typer(no_args_is_help=True, help="List, set and remove quotas of clients.")
 
 User = Annotated[str | None, typer.Option("--user", metavar="USER")]
-UserDefault = Annotated[bool, typer.Option("--user-default", help="Every user without an own quota.")]
+UserDefault = Annotated[bool, typer.Option("--user-default", help="Users without a quota of their own.")]
 ClientId = Annotated[str | None, typer.Option("--client-id", metavar="ID")]
-ClientIdDefault = Annotated[bool, typer.Option("--client-id-default", help="Every client id without an own quota.")]
+ClientIdDefault = Annotated[bool, typer.Option("--client-id-default", help="Client ids without a quota of their own.")]
 Ip = Annotated[str | None, typer.Option("--ip", metavar="ADDRESS")]
-IpDefault = Annotated[bool, typer.Option("--ip-default", help="Every address without an own quota.")]
+IpDefault = Annotated[bool, typer.Option("--ip-default", help="Addresses without a quota of their own.")]
 
 COLUMNS = {
     QuotaKey.PRODUCER_BYTE_RATE: "produce bytes/s",

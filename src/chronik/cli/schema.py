@@ -54,7 +54,7 @@ def _subject(subject: str) -> str:
 @app.command("list")
 def list_subjects(
     deleted: Annotated[
-        bool, typer.Option("--deleted", help="Also those that are deleted, but not permanently.")
+        bool, typer.Option("--deleted", help="Include subjects that are deleted, but not permanently.")
     ] = False,
     registry: RegistryUrl = None,
     as_json: AsJson = False,
@@ -82,7 +82,7 @@ def show(
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Show one schema: of a subject, or with an id."""
+    """Show a schema by subject, or by id."""
     if (subject is None) == (schema_id is None):
         raise CliError("name a subject, or an id: chronik schema show orders-value, or chronik schema show --id 7")
     client = Registry(registry, bootstrap)
@@ -113,7 +113,7 @@ def register(
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Register a schema under a subject, and print its id. Again: the same id."""
+    """Register a schema under a subject, and print its id. A schema that is already there keeps its id."""
     body = _body(file, kind, reference)
     answer = Registry(registry, bootstrap).request("POST", f"{_subject(subject)}/versions", body)
     if as_json:
@@ -152,7 +152,7 @@ def delete(
     subject: Subject,
     version: Annotated[str | None, typer.Option("--version", metavar="N|latest", help="Default: all versions.")] = None,
     permanent: Annotated[
-        bool, typer.Option("--permanent", help="For good. Records with its id cannot be read any more.")
+        bool, typer.Option("--permanent", help="Delete for good: records with its id can no longer be decoded.")
     ] = False,
     registry: RegistryUrl = None,
     as_json: AsJson = False,
@@ -170,7 +170,7 @@ def delete(
 
 @app.command()
 def config(
-    subject: Annotated[str | None, typer.Argument(metavar="SUBJECT", help="Default: the setting for all.")] = None,
+    subject: Annotated[str | None, typer.Argument(metavar="SUBJECT", help="Default: the global level.")] = None,
     level: Annotated[
         str | None, typer.Option("--set", metavar="LEVEL", help=f"{', '.join(LEVELS)}; also with _TRANSITIVE.")
     ] = None,
@@ -198,7 +198,7 @@ def _body(file: Path, kind: str | None, references: list[str] | None) -> dict[st
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(
-            f"cannot read {file}: {error.strerror if isinstance(error, OSError) else 'it is no text'}"
+            f"cannot read {file}: {error.strerror if isinstance(error, OSError) else 'it is not UTF-8 text'}"
         ) from None
     return {"schema": text, "schemaType": found, "references": [_reference(each) for each in references or ()]}
 

@@ -200,6 +200,7 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
         from chronik.raft.store import StoreError
+        from chronik.storage.direct_writes import DirectWriter
         from chronik.storage.disk import RealDisk, machine_boot_id
         from chronik.storage.folder import DataFolderError
         from chronik.web.app import create_app
@@ -218,6 +219,7 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         wall_ms,
         boot_id=machine_boot_id(),
         cpu_s=time.thread_time,
+        open_direct=DirectWriter,
         cluster_secret=os.environ.get(SECRET_VARIABLE, ""),
     )
     if adapt is not None:

@@ -2,7 +2,7 @@
 
 The supervisor starts the nodes, restarts one that ends, and stops all of them cleanly at the first SIGTERM or SIGINT; a
 second one kills them. The nodes share its standard output and error: one stream of log lines, each with its node's id.
-If the supervisor dies, the kernel tells the nodes to stop (Linux).
+If the supervisor dies, the kernel sends the nodes SIGTERM (Linux).
 """
 
 from __future__ import annotations
@@ -81,15 +81,11 @@ class Supervisor:
         loop, node_id, backoff_s, is_first = asyncio.get_running_loop(), self._config.node_id + number, 0.0, True
         while not self._stopping.is_set():
             started_s = loop.time()
-            # In a group of its own: otherwise Ctrl-C on a terminal reaches it too, and it gets two signals.
-            process = await asyncio.create_subprocess_exec(
-                *self._command, PROCESS_FLAG, str(number), process_group=0, stdin=asyncio.subprocess.DEVNULL
-            )
-            self._running[number] = process
-            if self._stopping.is_set():
-                process.terminate()
-            code = await process.wait()
-            del self._running[number]
+            try:
+                code = await self._run_node(number)
+                reason = f"ended (exit code {code})"
+            except OSError as error:  # No memory, or too many processes: that may pass.
+                code, reason = 0, f"cannot be started ({error.strerror})"
             if self._stopping.is_set():
                 if code not in (0, -signal.SIGKILL):
                     self._exit_code = 1
@@ -103,9 +99,23 @@ class Supervisor:
             is_first = False
             backoff_s = 0.0 if loop.time() - started_s > STEADY_S else backoff_s
             backoff_s = min(BACKOFF_S_MAX, max(BACKOFF_S_MIN, 2 * backoff_s))
-            say(f"node {node_id} ended (exit code {code}): it starts again in {backoff_s:g} s")
+            say(f"node {node_id} {reason}: it starts again in {backoff_s:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
+
+    async def _run_node(self, number: int) -> int:
+        """Run a node until it ends; return its exit code. Raises OSError if there can be no further process."""
+        # In a group of its own: otherwise Ctrl-C on a terminal reaches it too, and it gets two signals.
+        process = await asyncio.create_subprocess_exec(
+            *self._command, PROCESS_FLAG, str(number), process_group=0, stdin=asyncio.subprocess.DEVNULL
+        )
+        self._running[number] = process
+        if self._stopping.is_set():
+            process.terminate()
+        try:
+            return await process.wait()
+        finally:
+            del self._running[number]
 
 
 def become_process(config: NodeConfig, number: int) -> None:

@@ -35,6 +35,7 @@ from chronik.wire.primitives import skip_tags
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _SIZE_BYTES = 4
+JOIN_BYTES_MAX = 64 * 1024
 _TLS_RECORDS = (0x1503, 0x1603)
 """The first two bytes of a TLS alert and of a TLS handshake message: larger than any size of a response."""
 
@@ -51,7 +52,11 @@ class ConnectionLimits:
 class Connection(asyncio.BufferedProtocol):
     """A connected socket with negotiated API versions. Owned by the loop it was opened on.
 
+    The first request of a turn of the loop is written at once, and later ones of the turn together at its end: a node
+    forwards many batches in a turn, and each write is a system call here and a read there.
+
     Invariant: each id in `_waiting` was sent and not yet answered; when the connection ends, all of them fail.
+    `_joined` holds less than JOIN_BYTES_MAX, and is empty between turns of the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, client_id: str, limits: ConnectionLimits) -> None:
@@ -77,6 +82,10 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch_filled = 0
         self._frame: bytearray | None = None
         self._frame_filled = 0
+        self._joined: list[bytes] = []
+        self._joined_bytes = 0
+        self._has_written = False
+        """Whether a request was written in this turn of the loop."""
 
     @classmethod
     async def open(
@@ -228,6 +237,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = cast(asyncio.Transport, self._transport)
         if self._waiting:
             raise RuntimeError("a connection with requests in flight cannot be handed over")
+        self._write_joined()
         self._transport = None
         self._end(ConnectionLost(f"the connection to {self.name} was handed over"))
         # TLS decrypts into the protocol's buffer.
@@ -248,6 +258,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._joined = []
         reason = tls_failure(exc) if isinstance(exc, SSLError) else exc
         lost = f"{self.name} closed the connection{f': {reason}' if reason else ''}"
         if self._answered == 1 and self._versions:
@@ -331,12 +342,32 @@ class Connection(asyncio.BufferedProtocol):
     def _write(self, key: int, version: int, body: bytes | Sequence[bytes | memoryview]) -> None:
         assert self._transport is not None
         whole = body if isinstance(body, bytes) else b"".join(body)
-        self._transport.write(frames.write_request(key, version, self._correlation_id, self._client_id, whole))
+        frame = frames.write_request(key, version, self._correlation_id, self._client_id, whole)
+        if not self._has_written:
+            self._has_written = True
+            self._loop.call_soon(self._turn_ended)
+            self._transport.write(frame)
+            return
+        self._joined.append(frame)
+        self._joined_bytes += len(frame)
+        if self._joined_bytes >= JOIN_BYTES_MAX:
+            self._write_joined()
+
+    def _turn_ended(self) -> None:
+        self._has_written = False
+        self._write_joined()
+
+    def _write_joined(self) -> None:
+        joined, self._joined = self._joined, []
+        self._joined_bytes = 0
+        if joined and self._closed is None and self._transport is not None:
+            self._transport.write(b"".join(joined))
 
     def _end(self, error: Exception) -> None:
         """Close the connection and fail all waiting requests, once."""
         if self._closed is not None:
             return
+        self._write_joined()
         self._closed = error
         self._writable.set()
         self._released.set()

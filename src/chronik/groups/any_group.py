@@ -1,8 +1,8 @@
 """What all kinds of groups share: a name, a partition of the offsets topic, and committed offsets.
 
 The kinds are the classic `group.Group`, the `consumer_group.ConsumerGroup` of KIP-848, and the `share_group.ShareGroup`
-of KIP-932, which has no committed offsets. Requests for offsets, timers
-and the deletion of a group use only this base.
+of KIP-932, which has no committed offsets. Requests for offsets, timers and the deletion of a group use only this
+base.
 """
 
 from abc import abstractmethod

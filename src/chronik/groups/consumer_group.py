@@ -71,6 +71,8 @@ class GroupImage:
             self._release(before)
             for partition in member.current.assigned | member.current.revoking:
                 self.owners[partition] = member.member_id
+        if before is not None and before.metadata.instance_id != member.metadata.instance_id:
+            self._release_instance(before)
         self.members[member.member_id] = member
         if member.metadata.instance_id is not None:
             self.static_members[member.metadata.instance_id] = member.member_id
@@ -79,8 +81,11 @@ class GroupImage:
         member = self.members.pop(member_id)
         self._release(member)
         self.target.pop(member_id, None)
+        self._release_instance(member)
+
+    def _release_instance(self, member: ConsumerMember) -> None:
         instance_id = member.metadata.instance_id
-        if instance_id is not None and self.static_members.get(instance_id) == member_id:
+        if instance_id is not None and self.static_members.get(instance_id) == member.member_id:
             del self.static_members[instance_id]
 
     def _release(self, member: ConsumerMember | None) -> None:

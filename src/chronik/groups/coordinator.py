@@ -57,8 +57,7 @@ class GroupCoordinator:
 
     Invariants: every token is answered exactly once; readers see a change only once it is durable, and an offset of a
     transaction only once its commit marker is; appends of one partition are returned in the order in which they take
-    effect. Owned by the node's loop; nothing here waits, reads a
-    clock or touches a file.
+    effect. Owned by the node's loop; nothing here waits, reads a clock or touches a file.
     """
 
     def __init__(self, settings: GroupSettings, new_uuid: Callable[[], UUID]) -> None:

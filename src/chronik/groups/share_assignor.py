@@ -64,7 +64,7 @@ class _Shared:
         self.sharing = -(-len(member_ids) // len(partitions))
         """How many members each partition gets."""
         quota, extra = divmod(self.sharing * len(partitions), len(member_ids))
-        # The members with most partitions get the larger quota: it moves less.
+        # The members with most partitions get the larger quota: fewer partitions change their members.
         by_size = sorted(member_ids, key=lambda each: -len(self.own[each]))
         self.quota = {member_id: quota + (position < extra) for position, member_id in enumerate(by_size)}
 

@@ -73,11 +73,11 @@ class Initialization(ShareOperation):
 def initialize_later(group: ShareGroup, offsets: Mapping[TopicIdPartition, int]) -> None:
     """Have the state of partitions initialized once it is durable that they may have some."""
     _later(group, Initialization(group, None, offsets))
-    group.in_flight |= offsets.keys()
 
 
 def _later(group: ShareGroup, operation: Initialization) -> None:
     group.operation_count += 1
+    group.in_flight |= operation.offsets.keys()
 
     def send(error: ErrorCode, step: Step) -> None:
         if error is ErrorCode.none:
@@ -94,9 +94,13 @@ def _later(group: ShareGroup, operation: Initialization) -> None:
 class Alteration(Initialization):
     """New start offsets, which a client requested."""
 
+    missing: Collection[TopicIdPartition] = ()
+    """Requested partitions whose topics do not exist any more."""
+
     def apply(self, step: Step) -> None:
         super(Alteration, self).apply(step)
         errors = {each: self.errors.get(each, ErrorCode.unknown_server_error) for each in self.offsets}
+        errors |= dict.fromkeys(self.missing, ErrorCode.unknown_topic_or_partition)
         token, values = self.token, {"error_code": ErrorCode.none, "errors": errors}
         assert token is not None
         self.group.continuations.append(lambda: WaitingReply(token, values, {"errors": {}}))
@@ -112,15 +116,16 @@ def alter_offsets(
     """Replace the start offsets of existing partitions. Raise if the group is not empty."""
     check_empty(group)
     names = {topic_id: name for topic_id, _ in offsets if (name := catalog.name_of(topic_id)) is not None}
+    # A topic may have been deleted while the request waited.
+    existing = {each: offset for each, offset in offsets.items() if each[0] in names}
     image = group.change()
-    image.topics = image.topics.with_initializing(offsets, names)
+    image.topics = image.topics.with_initializing(existing, names)
     # The state epoch, by which the partition's leader notices that its state is old.
     group.bump_epoch()
     # Without members, deleted topics were not noticed.
     group.subscriptions_changed = True
     group.is_locked = True
-    _later(group, Alteration(group, token, offsets))
-    group.in_flight |= offsets.keys()
+    _later(group, Alteration(group, token, existing, missing=offsets.keys() - existing.keys()))
 
 
 # -- deleting ----------------------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ from chronik.metadata.image import (
     PartitionImage,
     TopicImage,
 )
+from chronik.metadata.layered_map import LayeredMap
 from chronik.wire.errors import ErrorCode, KafkaError
 
 Applied: TypeAlias = tuple[ClusterImage, list[Event]]
@@ -206,13 +207,14 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> Applied:
     if command.id in image.names_by_id:
         raise KafkaError(ErrorCode.invalid_request, f"topic id {command.id} is taken")
     topic = TopicImage(command.name, command.id, _new_partitions(0, command.partitions), dict(command.configs))
-    names_by_id = {**image.names_by_id, topic.id: topic.name}
+    names_by_id = LayeredMap.of(image.names_by_id).replacing({topic.id: topic.name})
     return replace(_with_topic(image, topic), names_by_id=names_by_id), [TopicCreated(topic)]
 
 
 def _delete_topic(image: ClusterImage, command: DeleteTopic) -> Applied:
     topic = _require_topic(image, command.name, command.id)
-    topics, names_by_id = _without(image.topics, topic.name), _without(image.names_by_id, topic.id)
+    topics = LayeredMap.of(image.topics).without(topic.name)
+    names_by_id = LayeredMap.of(image.names_by_id).without(topic.id)
     return replace(image, topics=topics, names_by_id=names_by_id), [TopicDeleted(topic)]
 
 
@@ -248,8 +250,9 @@ def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
         configs = _altered(image.broker_configs.get(command.name, {}), command.changes)
         after = replace(image, broker_configs={**image.broker_configs, command.name: configs})
         if is_other_minimum:
-            topics = {name: _without_eligible(topic, events) for name, topic in image.topics.items()}
-            after = replace(after, topics=topics)
+            after = _with_topics(
+                after, {name: _without_eligible(topic, events) for name, topic in image.topics.items()}
+            )
     changed = ConfigChanged(command.resource, command.name, configs, tuple(sorted(command.changes)))
     return after, [changed, *events]
 
@@ -298,7 +301,13 @@ def _altered(configs: Mapping[str, str], changes: Mapping[str, str | None]) -> d
 
 
 def _with_topic(image: ClusterImage, topic: TopicImage) -> ClusterImage:
-    return replace(image, topics={**image.topics, topic.name: topic})
+    return _with_topics(image, {topic.name: topic})
+
+
+def _with_topics(image: ClusterImage, topics: Mapping[str, TopicImage]) -> ClusterImage:
+    """Add or replace the topics that are not the same object as in the image."""
+    changed = {name: topic for name, topic in topics.items() if topic is not image.topics.get(name)}
+    return replace(image, topics=LayeredMap.of(image.topics).replacing(changed)) if changed else image
 
 
 def _require_topic(image: ClusterImage, name: str, topic_id: UUID) -> TopicImage:
@@ -363,7 +372,7 @@ def _change_current(image: ClusterImage, changes: Iterable[TopicChanges], *, is_
             events += partition_events(topic, old, new)
         if len(events) > before:
             topics[topic.name] = replace(topic, partitions=tuple(partitions))
-    return (replace(image, topics={**image.topics, **topics}) if topics else image), events
+    return _with_topics(image, topics), events
 
 
 def _bump_epochs(image: ClusterImage, broker_id: int) -> Applied:
@@ -375,9 +384,10 @@ def _bump_epochs(image: ClusterImage, broker_id: int) -> Applied:
     topics = {}
     for name, topic in image.topics.items():
         led = [partition for partition in topic.partitions if partition.leader == broker_id]
-        bumped = [replace(partition, leader_epoch=partition.leader_epoch + 1) for partition in led]
-        topics[name] = _with_partitions(topic, bumped, events)
-    return replace(image, topics=topics), events
+        if led:
+            bumped = [replace(partition, leader_epoch=partition.leader_epoch + 1) for partition in led]
+            topics[name] = _with_partitions(topic, bumped, events)
+    return _with_topics(image, topics), events
 
 
 def _without_eligible(topic: TopicImage, events: list[Event]) -> TopicImage:

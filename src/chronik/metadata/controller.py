@@ -13,14 +13,16 @@ One task of the node drives it:
 
 `due` decides from the image, not from memory of past decisions. A refused command, a controller that died between two
 commands, and a new controller therefore all lead to the same decision. It examines only partitions that changed, or
-whose brokers changed, so a healthy cluster with thousands of partitions costs nothing.
+whose brokers changed, so a healthy cluster with thousands of partitions costs nothing. One call examines at most
+PARTITIONS_PER_STEP partitions, so that it does not delay the node's other work: heartbeats, Raft messages. If that was
+not enough, `is_behind`, and the caller calls again as soon as other work had its turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import msgspec
 
@@ -55,6 +57,8 @@ from chronik.metadata.shutdown import Shutdowns
 from chronik.wire.errors import ErrorCode, KafkaError
 
 DUE_INTERVAL_MS = 100
+PARTITIONS_PER_STEP = 2_000
+"""One step takes about 10 ms, here and on the nodes that apply its changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,16 @@ class Controller:
         self._index = PartitionIndex()
         self._states = BrokerStates(frozenset(), frozenset(), frozenset())
         self._suspects: dict[Key, None] = {}
+        """Partitions to examine, in this order."""
+        self._undecided: dict[Key, None] = {}
+        """Suspects that were examined, and must be again when all others have been."""
+        self.is_behind = False
+        """Whether partitions are left to examine, so that `due` should be called again soon."""
         self._hand_overs = HandOvers(settings.requested_hand_over_ms)
         self._next_rebalance_ms = now_ms + settings.rebalance_interval_ms
         self._shutdowns = Shutdowns(self._index, self._liveness, settings.hand_over_ms, settings.shutdown_patience_ms)
         self._recoveries = Recoveries(settings.recovery_wait_ms)
         self._liveness.update(image, now_ms)
-        self._update_index(now_ms)
-        self._assume_unaware_leaders(now_ms)
 
     def image_applied(self, image: ClusterImage) -> None:
         self._image = image
@@ -111,9 +118,9 @@ class Controller:
         that the next controller waits.
         """
         broker = self._registered(call)
-        self._update_index(now_ms)
+        self._update_index(now_ms, 0)
         session = self._liveness.heard(broker, call, now_ms)
-        states = self._liveness.states(self._image, now_ms)
+        states = self._states_now(self._image, now_ms)
         lease_ms = 0
         knows = session.knows_demotions(now_ms, self._settings.session_timeout_ms)
         if broker.id in states.serving and knows and not session.cannot_write:
@@ -128,7 +135,7 @@ class Controller:
         return HeartbeatResult(lease_ms, broker.is_fenced, may_stop, hand_overs)
 
     def register(self, image: ClusterImage, call: RegisterBrokerCall, now_ms: int) -> RegisterBroker:
-        states = self._liveness.states(image, now_ms)
+        states = self._states_now(image, now_ms)
         return plan_registration(
             image,
             # This image is not applied yet, so which brokers know of its changes is unknown.
@@ -138,11 +145,11 @@ class Controller:
         )
 
     def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:
-        return plan_isr_change(image, self._liveness.states(image, now_ms), call)
+        return plan_isr_change(image, self._states_now(image, now_ms), call)
 
     def report(self, image: ClusterImage, call: ReportReplicasCall, now_ms: int) -> Plan:
         """Plan the changes that follow from a broker's report on its replicas, or raise the error that refuses it."""
-        plan = plan_report(image, self._liveness.states(image, now_ms), call)
+        plan = plan_report(image, self._states_now(image, now_ms), call)
         for report in call.reports:
             topic = image.topic_by_id(report.topic_id)
             partition = None if topic is None else topic.partition(report.partition)
@@ -154,7 +161,7 @@ class Controller:
 
     def elect_preferred(self, requested: Sequence[Key], now_ms: int) -> list[KafkaError | None]:
         """Request hand-overs to the preferred leaders of these partitions; return the reason for each refusal."""
-        states = self._liveness.states(self._image, now_ms)
+        states = self._states_now(self._image, now_ms)
 
         def request(key: Key) -> None:
             self._hand_overs.request(key, preferred_hand_over(self._image, states, key), now_ms)
@@ -174,13 +181,12 @@ class Controller:
         """Return the commands to propose now, in order. The module docstring describes the protocol."""
         image = self._image
         self._liveness.update(image, now_ms)
-        self._update_index(now_ms)
+        self._update_index(now_ms, PARTITIONS_PER_STEP)
         fenced = self._liveness.expired(image, now_ms)
         unfenced = self._liveness.returned(image, now_ms)
-        states = self._liveness.states(image, now_ms)
-        leaving = self._shutdowns.leaving(image, states, now_ms)
+        leaving = self._shutdowns.leaving(image, self._states_now(image, now_ms), now_ms)
         unfenced_ids, leaving_ids = [broker.id for broker in unfenced], [broker.id for broker in leaving]
-        states = self._liveness.states(image, now_ms, unfenced=unfenced_ids, leaving=leaving_ids)
+        states = self._states_now(image, now_ms, unfenced=unfenced_ids, leaving=leaving_ids)
         self._suspect_changed_brokers(states)
         changes = self._plan_suspects(states, now_ms)
         grow_internal_topics(image, states, self._settings.internal_replicas, changes)
@@ -188,8 +194,15 @@ class Controller:
         self._move_overdue(states, changes, now_ms)
         return _commands(fenced, unfenced, leaving, changes)
 
-    def _update_index(self, now_ms: int) -> None:
-        for key in self._index.update(self._image):
+    def _states_now(
+        self, image: ClusterImage, now_ms: int, *, unfenced: Collection[int] = (), leaving: Collection[int] = ()
+    ) -> BrokerStates:
+        """Return what each broker may do. Until all partitions are known, any broker may be unaware of a lost one."""
+        states = self._liveness.states(image, now_ms, unfenced=unfenced, leaving=leaving)
+        return states if self._index.is_complete else states._replace(unaware=states.serving)
+
+    def _update_index(self, now_ms: int, partitions_max: int) -> None:
+        for key in self._index.update(self._image, partitions_max):
             self._suspects[key] = None
         for broker_id, version in self._index.demoted_version.items():
             session = self._liveness.sessions.get(broker_id)
@@ -197,20 +210,19 @@ class Controller:
                 session.demoted(version, now_ms)
 
     def _suspect_changed_brokers(self, states: BrokerStates) -> None:
-        """Mark the partitions of every broker whose state changed as suspects, so that they are examined again."""
-        before, self._states = self._states, states
-        changed = [old ^ new for old, new in zip(before, states, strict=True)]
-        for broker_id in sorted(frozenset[int]().union(*changed)):
-            for key in self._index.hosted_by(broker_id):
-                self._suspects[key] = None
+        """Mark the partitions of every broker whose state changed as suspects, unless they are settled either way.
 
-    def _assume_unaware_leaders(self, now_ms: int) -> None:
-        """Treat previous leaders as unaware that they no longer lead; only the previous controller may have known."""
-        for topic in self._image.topics.values():
-            for partition in topic.partitions:
-                session = self._liveness.sessions.get(partition.last_known_leader)
-                if partition.leader == NO_LEADER and session is not None:
-                    session.demoted(self._image.version, now_ms)
+        The others lack something in the image, or have a replica on a broker that is not staying.
+        """
+        before, self._states = self._states, states
+        changed = frozenset[int]().union(*(old ^ new for old, new in zip(before, states, strict=True)))
+        hosted = [self._index.hosted_by(broker_id) for broker_id in sorted(changed)]
+        if not any(hosted):
+            return
+        absent = [self._index.hosted_by(host) for host in self._index.hosts if host not in states.staying]
+        for key in chain(self._index.unsettled, *absent):
+            if any(key in of_broker for of_broker in hosted):
+                self._suspects[key] = None
 
     def _rebalance(self, states: BrokerStates, now_ms: int) -> None:
         """Once per interval, request hand-overs to the preferred leaders of some partitions, by topic and number."""
@@ -233,12 +245,17 @@ class Controller:
                 changes.add(topic.id, draft.change())
 
     def _plan_suspects(self, states: BrokerStates, now_ms: int) -> Changes:
-        """Return the changes that the suspects need. A suspect stays one until the next image shows the change."""
+        """Return the changes that the next suspects need. A suspect stays one until the next image shows the change."""
         changes = Changes()
         image = self._image
         rules: dict[str, TopicRules] = {}
-        still: dict[Key, None] = {}
-        for name, index in sorted(self._suspects):
+        if not self.is_behind:
+            self._suspects |= self._undecided
+            self._undecided = {}
+        examined = sorted(islice(self._suspects, PARTITIONS_PER_STEP))
+        for key in examined:
+            del self._suspects[key]
+        for name, index in examined:
             topic = image.topics.get(name)
             partition = None if topic is None else topic.partition(index)
             if topic is None or partition is None:
@@ -264,8 +281,8 @@ class Controller:
             if change is not None:
                 changes.add(topic.id, change)
             if change is not None or draft.is_waiting or draft.hand_over_to is not None or draft.needs_recovery:
-                still[(name, index)] = None
-        self._suspects = still
+                self._undecided[(name, index)] = None
+        self.is_behind = bool(self._suspects) or not self._index.is_complete
         return changes
 
     def _registered(self, call: HeartbeatCall) -> BrokerImage:

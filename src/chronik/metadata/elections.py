@@ -229,16 +229,11 @@ class Draft:
 
 
 def is_settled(partition: PartitionImage, brokers: BrokerStates) -> bool:
-    """Whether a `Draft` would change nothing, because nothing is missing: every replica is in sync and can lead.
+    """Whether a `Draft` would change nothing, whatever the rules are: nothing is missing, and no replica is leaving.
 
-    A new controller examines all partitions at once, and nearly all are settled: this check is 20 times as fast.
+    A new controller examines all partitions, and nearly all are settled: this check is 20 times as fast.
     """
-    return (
-        partition.leader in partition.isr
-        and len(partition.isr) == len(partition.replicas)
-        and not (partition.eligible or partition.unproven or partition.adding or partition.removing)
-        and brokers.can_lead.issuperset(partition.isr)
-    )
+    return partition.is_settled and brokers.staying.issuperset(partition.isr)
 
 
 def plan_unclean_elections(image: ClusterImage, brokers: BrokerStates, requested: Sequence[Key]) -> Plan:

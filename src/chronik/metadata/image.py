@@ -2,7 +2,7 @@
 
 Invariants: partition i of a topic is at index i; `names_by_id` mirrors `topics`; `version` is the number of commands
 applied so far, so two images of the same version are equal. An update copies only what it touches: the topic's tuple of
-partitions and the flat map of topics, never the other topics.
+partitions and the recently changed entries of the map of topics (`LayeredMap`), never the other topics.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from chronik.authentication.scram import ScramCredential
 from chronik.authorization.acls import AclBinding
+from chronik.metadata.layered_map import LayeredMap
 from chronik.quotas.entities import QuotaEntity
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -97,6 +98,15 @@ class PartitionImage(msgspec.Struct, frozen=True, gc=False):
         return bool(self.adding or self.removing)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the image shows nothing to do: there is a leader, every replica is in sync, and none is to change."""
+        return (
+            self.leader in self.isr
+            and len(self.isr) == len(self.replicas)
+            and not (self.eligible or self.unproven or self.adding or self.removing)
+        )
+
+    @property
     def target_replicas(self) -> tuple[int, ...]:
         """The replicas after the reassignment; the first is the preferred leader."""
         return tuple(replica for replica in self.replicas if replica not in self.removing)
@@ -170,6 +180,8 @@ class ClientQuotas(msgspec.Struct, frozen=True):
 class ClusterImage(msgspec.Struct, frozen=True):
     """All metadata. `broker_configs` is keyed by the node id as text; the empty key holds the cluster-wide defaults.
 
+    `topics` and `names_by_id` are dicts in a decoded image, and a `LayeredMap` after a change.
+
     `scram` holds the users' credentials, by user and mechanism; no user is without one. Its keys are secret.
     """
 
@@ -232,7 +244,7 @@ class ClusterImage(msgspec.Struct, frozen=True):
         return [broker for _, broker in sorted(self.brokers.items()) if not broker.may_join_isr]
 
 
-encode_image: Callable[[ClusterImage], bytes] = msgspec.msgpack.Encoder().encode
+encode_image: Callable[[ClusterImage], bytes] = msgspec.msgpack.Encoder(enc_hook=LayeredMap.as_dict).encode
 """Encode the image as msgpack maps keyed by field name, so that a later version may add fields."""
 decode_image: Callable[[bytes], ClusterImage] = msgspec.msgpack.Decoder(ClusterImage).decode
 """Decode an image. Unknown fields are ignored; ValueError if the bytes are not an image."""

@@ -94,7 +94,9 @@ def reassigning(
 ) -> Iterator[tuple[str, PartitionImage]]:
     """Yield the partitions being reassigned, all of them or the `requested` ones, by topic and number."""
     if requested is None:
-        requested = [(name, index) for name, topic in image.topics.items() for index in range(len(topic.partitions))]
+        for name, topic in sorted(image.topics.items()):
+            yield from ((name, each) for each in topic.partitions if each.is_being_reassigned)
+        return
     for name, index in sorted(set(requested)):
         partition = image.partition(name, index)
         if partition is not None and partition.is_being_reassigned:

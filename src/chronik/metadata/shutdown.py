@@ -38,7 +38,9 @@ class Shutdowns:
 
     def leaving(self, image: ClusterImage, brokers: BrokerStates, now_ms: int) -> list[BrokerImage]:
         """Return the brokers whose time to hand over has passed, or that have nothing to hand over, by id."""
-        leaving = []
+        leaving: list[BrokerImage] = []
+        if not self._index.is_complete:
+            return leaving
         for broker in image.live_brokers():
             session = self._liveness.sessions.get(broker.id)
             if session is None or session.leaves_since_ms is None or broker.is_shutting_down:
@@ -61,6 +63,8 @@ class Shutdowns:
         return session.may_stop
 
     def _has_left(self, image: ClusterImage, brokers: BrokerStates, broker: BrokerImage) -> bool:
+        if not self._index.is_complete:
+            return False
         for name, number in self._index.led_by(broker.id):
             if any(replica in brokers.can_lead for replica in image.topics[name].partitions[number].replicas):
                 return False

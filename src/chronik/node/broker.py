@@ -191,9 +191,7 @@ class Broker:
             self.marker_writer,
             self.producer_ids.next,
         )
-        self.transaction_coordinators = Transactions(
-            runtime, self.metadata, member.peers, self.transactions, self.groups.partition_of
-        )
+        self.transaction_coordinators = Transactions(runtime, self.metadata, member.peers, self.transactions)
         self.shares = SharePartitions(
             runtime, self.metadata, self.host, self.share_state, config.group_share_max_share_sessions
         )

@@ -231,7 +231,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     loop: Literal["asyncio", "uvloop"] = "asyncio"
 
     durability: Literal["synced", "replicated"] = "synced"
-    commit_log: bool = False
+    commit_log: bool = True
     """Whether a round of syncs may write to one commit log instead of syncing each segment. Only under `synced`."""
     commit_log_bytes: int = 64 * 1024 * 1024
     forwarding: bool = True
@@ -302,6 +302,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     forward_bytes_max: int = 64 * 1024 * 1024
     in_flight_requests_max: int = 256
     fetch_bytes_max: int = 8 * 1024 * 1024
+    replica_fetch_bytes_max: int = 1024 * 1024
     fetch_sessions_max: int = 1_000
     trace_ring_events: int = 20_000
     executor_threads: int = 4
@@ -649,6 +650,7 @@ _AT_LEAST_ONE = (
     "forward_bytes_max",
     "in_flight_requests_max",
     "fetch_bytes_max",
+    "replica_fetch_bytes_max",
     "executor_threads",
     "trace_ring_events",
     "retention_check_interval_ms",

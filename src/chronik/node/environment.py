@@ -12,6 +12,7 @@ from random import Random
 from uuid import UUID
 
 from chronik.raft.store import RaftStore
+from chronik.storage.direct_writes import DirectWriter
 from chronik.storage.disk import Disk
 
 
@@ -36,6 +37,9 @@ class Environment:
 
     cpu_s: Callable[[], float] = float
     """The CPU seconds that the calling thread has used. The default does not advance: no request takes any time."""
+
+    open_direct: Callable[[int], DirectWriter] | None = None
+    """Opens a writer with a buffer of this size, for files of `disk`; raises OSError if the machine has none."""
 
     def new_uuid(self) -> UUID:
         """Return a version 4 UUID drawn from `random`."""

@@ -96,6 +96,13 @@ class SchemaRegistry:
             await self._read_from(topic.partitions[PARTITION].leader, topic.id)
         return self.state
 
+    def view(self) -> tuple[State, int] | None:
+        """Return what identifies the state that `current` would return, or None if it would have to read first."""
+        partition = self._replica()
+        if self._metadata.image.topic(SCHEMAS_TOPIC) is None or partition is None:
+            return None
+        return (self.state, self._offset) if self._is_current(partition, partition.high_watermark) else None
+
     async def caught_up(self) -> State:
         """Return a state that has all that was committed before this call. Raises Refused if that is not possible."""
         topic = self._metadata.image.topic(SCHEMAS_TOPIC)
@@ -347,13 +354,17 @@ class SchemaRegistry:
             if isinstance(message, dict):
                 answer = await self._read_for(message["read"])
             else:
-                answered, end_offset = await self._run(Command(*message))
+                # Its client waits no longer: a command must not run hours after its client got an error.
+                async with asyncio.timeout(TIMEOUT_S):
+                    answered, end_offset = await self._run(Command(*message))
                 answer = {"answer": answered, "end": end_offset}
         except Refused as error:
             answer = {"code": error.code, "message": error.message}
         except KafkaError as error:
             timed_out = error.code is ErrorCode.request_timed_out
             answer = {"code": Code.TIMED_OUT, "message": str(error)} if timed_out else {"retry": str(error)}
+        except TimeoutError:
+            answer = {"code": Code.TIMED_OUT, "message": f"no answer within {TIMEOUT_S:g} s"}
         except Exception as error:
             self._log.exception("schemas_command_failed", error=repr(error))
             answer = {"code": Code.STORE, "message": "the leader failed: see its log"}

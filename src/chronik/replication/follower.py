@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 NO_EPOCH: Final = -1
@@ -19,7 +20,10 @@ class EpochEnd(NamedTuple):
     end_offset: int
 
 
-class LocalLog(NamedTuple):
+# Constructors by hand, because mypyc compiles neither those of dataclasses nor of tuples, and each response for each
+# partition has these objects.
+@dataclass(slots=True, init=False)
+class LocalLog:
     """The follower's log when a response arrives."""
 
     log_start_offset: int
@@ -27,10 +31,26 @@ class LocalLog(NamedTuple):
     last_epoch: int
     """The epoch of its last record; -1 if it has none."""
     end_offset_for_epoch: Callable[[int], tuple[int, int]]
-    undecided_from: int | None = None
+    undecided_from: int | None
     """The first offset of the earliest transaction without a marker."""
-    is_dispensable: bool = True
+    is_dispensable: bool
     """Whether the replica is neither in sync nor eligible: no record depends on it."""
+
+    def __init__(
+        self,
+        log_start_offset: int,
+        log_end_offset: int,
+        last_epoch: int,
+        end_offset_for_epoch: Callable[[int], tuple[int, int]],
+        undecided_from: int | None = None,
+        is_dispensable: bool = True,
+    ) -> None:
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+        self.last_epoch = last_epoch
+        self.end_offset_for_epoch = end_offset_for_epoch
+        self.undecided_from = undecided_from
+        self.is_dispensable = is_dispensable
 
 
 class FetchedBatch(NamedTuple):
@@ -39,17 +59,38 @@ class FetchedBatch(NamedTuple):
     leader_epoch: int
 
 
-class LeaderAnswer(NamedTuple):
+@dataclass(slots=True, init=False)
+class LeaderAnswer:
     """The leader's response for one partition. The follower sent `fetch_offset` and `last_fetched_epoch`."""
 
     fetch_offset: int
     last_fetched_epoch: int
     high_watermark: int
     log_start_offset: int
-    batches: Sequence[FetchedBatch] = ()
-    diverging_epoch: EpochEnd | None = None
-    is_out_of_range: bool = False
-    received_ms: int = 0
+    batches: Sequence[FetchedBatch]
+    diverging_epoch: EpochEnd | None
+    is_out_of_range: bool
+    received_ms: int
+
+    def __init__(
+        self,
+        fetch_offset: int,
+        last_fetched_epoch: int,
+        high_watermark: int,
+        log_start_offset: int,
+        batches: Sequence[FetchedBatch] = (),
+        diverging_epoch: EpochEnd | None = None,
+        is_out_of_range: bool = False,
+        received_ms: int = 0,
+    ) -> None:
+        self.fetch_offset = fetch_offset
+        self.last_fetched_epoch = last_fetched_epoch
+        self.high_watermark = high_watermark
+        self.log_start_offset = log_start_offset
+        self.batches = batches
+        self.diverging_epoch = diverging_epoch
+        self.is_out_of_range = is_out_of_range
+        self.received_ms = received_ms
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
@@ -96,6 +137,10 @@ class FetchAgain(NamedTuple):
 
 
 Decision: TypeAlias = Append | NoData | Truncate | Refuse | StartOver | FetchAgain
+
+
+_APPEND: Final = Append()
+_NO_DATA: Final = NoData()
 
 
 class PartitionFollower:
@@ -171,7 +216,7 @@ class PartitionFollower:
                 return Refuse(offset)
             return Truncate(offset, is_below)
         if not answer.batches:
-            return NoData()
+            return _NO_DATA
         return self._records(answer.batches, own)
 
     def _note_progress(self, end: int, now_ms: int) -> None:
@@ -196,7 +241,7 @@ class PartitionFollower:
                 return self._continues(batches, first.base_offset, NO_EPOCH) or start_over
             return FetchAgain(f"a batch at {first.base_offset} does not continue a log to {own.log_end_offset}")
         refusal = self._continues(batches, own.log_end_offset, own.last_epoch)
-        return refusal or self._missed_markers(batches, own) or Append()
+        return refusal or self._missed_markers(batches, own) or _APPEND
 
     def _missed_markers(self, batches: Sequence[FetchedBatch], own: LocalLog) -> Decision | None:
         """Return how to find out about undecided transactions whose markers may be missing in these batches.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from chronik.replication.isr import InSyncReplicas
@@ -13,6 +14,8 @@ NEVER_MS: Final = -(1 << 60)
 LAG_MS_MAX: Final = 3_000
 JOIN_WAIT_MS_MAX: Final = 1_000
 """How long the watermark waits for a replica that has caught up and is about to join the ISR."""
+ENDS_SEEN_MAX: Final = 4
+"""Two are needed: what a replica receives during a sync is durable after the next one."""
 
 
 class ProposedIsr(NamedTuple):
@@ -32,9 +35,9 @@ class Replica:
     """Another node's replica, as known from its fetches in this leader epoch."""
 
     id: int
-    fetched_ms: int
     end: int = UNKNOWN
-    """The replica has everything below this offset, written as the durability setting requires."""
+    """The replica has everything below this offset, written as the durability setting requires. What it has received
+    beyond that does not count, here or in any rule."""
     start: int = UNKNOWN
     """Its durable log start offset."""
     broker_epoch: int = UNKNOWN
@@ -42,7 +45,8 @@ class Replica:
     """When it last had everything in the leader's log."""
     progressed_ms: int = NEVER_MS
     """When it last made progress or restarted."""
-    leader_end_at_fetch: int = UNKNOWN
+    leader_ends: deque[tuple[int, int]] = field(default_factory=deque)
+    """The ends of the leader's log that it has not reached yet, each with the time: one for each progress it made."""
 
 
 class PartitionLeader:
@@ -90,7 +94,7 @@ class PartitionLeader:
         self.isr = InSyncReplicas(isr, partition_epoch)
         if node_id not in self.isr.committed:
             raise ValueError(f"node {node_id} leads without being in sync: {self.isr.committed}")
-        self._set_replicas(replicas, now_ms)
+        self._set_replicas(replicas)
         self._advance()
 
     # -- queries -------------------------------------------------------------------------------------------------------
@@ -144,22 +148,24 @@ class PartitionLeader:
         live: Mapping[int, int],
         log_start_offset: int,
     ) -> bool:
-        """Record a replica's fetch from `offset`. Its log is a prefix of ours, so it has everything below `offset`.
+        """Record a replica's fetch: its log is a prefix of ours, and durable below `offset`.
 
         Its durable log start is `log_start_offset`. `live` has the epoch of every registered broker that is not fenced.
         """
         replica = self._others.get(replica_id)
         if replica is None or broker_epoch < replica.broker_epoch:
             return False
+        ends = replica.leader_ends
+        while ends and offset >= ends[0][0]:
+            # It has everything that the log had then.
+            replica.caught_up_ms = max(replica.caught_up_ms, ends.popleft()[1])
+        has_progressed = offset > replica.end or broker_epoch > replica.broker_epoch
+        if has_progressed:
+            replica.progressed_ms = now_ms
         if offset >= log_end_offset:
             replica.caught_up_ms = now_ms
-        elif offset >= replica.leader_end_at_fetch >= 0:
-            # It has everything that the log had at its previous fetch.
-            replica.caught_up_ms = max(replica.caught_up_ms, replica.fetched_ms)
-        if offset > replica.end or broker_epoch > replica.broker_epoch:
-            replica.progressed_ms = now_ms
-        replica.fetched_ms = now_ms
-        replica.leader_end_at_fetch = log_end_offset
+        elif not ends or (has_progressed and len(ends) < ENDS_SEEN_MAX):
+            ends.append((log_end_offset, now_ms))
         replica.broker_epoch = broker_epoch
         # Not the maximum of the two: records that a restart lost must be missing here too.
         replica.end = offset
@@ -173,7 +179,7 @@ class PartitionLeader:
         before = self.isr.committed
         if not self.isr.committed_as(isr, partition_epoch):
             return False
-        self._set_replicas(replicas, now_ms)
+        self._set_replicas(replicas)
         for replica in self.isr.committed:
             if replica not in before and replica != self.node_id:
                 # It joined because of its position; from now on it must keep up.
@@ -367,12 +373,12 @@ class PartitionLeader:
 
     # -- high watermark ------------------------------------------------------------------------------------------------
 
-    def _set_replicas(self, replicas: Iterable[int], now_ms: int) -> None:
+    def _set_replicas(self, replicas: Iterable[int]) -> None:
         self.replicas = tuple(replicas)
         # ISR members hold back the watermark even if they are no longer replicas, until the controller removes them.
         for replica in [*self.replicas, *self.isr.committed]:
             if replica != self.node_id and replica not in self._others:
-                self._others[replica] = Replica(replica, now_ms)
+                self._others[replica] = Replica(replica)
         for replica in list(self._others):
             if replica not in self.replicas and replica not in self.isr.committed:
                 del self._others[replica]

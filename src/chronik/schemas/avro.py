@@ -14,8 +14,13 @@ from typing import Any
 from chronik.schemas.errors import InvalidSchema
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-NAMED = frozenset({"record", "error", "enum", "fixed"})
+RECORDS = frozenset({"record", "error"})
+NAMED = RECORDS | {"enum", "fixed"}
+INNER = {"array": "items", "map": "values"}
+"""The attribute with the type of the elements."""
 DEPTH_MAX = 200
+UNION_PAIRS_MAX = 100_000
+"""Pairs of branches that the comparison of two schemas looks at, over all unions: a few seconds."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KNOWN = {
     "record": {"type", "name", "namespace", "doc", "fields", "aliases"},
@@ -62,9 +67,19 @@ class AvroSchema:
     def problems_reading(self, writer: AvroSchema) -> list[str]:
         """Return why this schema cannot read what `writer` wrote; empty if it can."""
         from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+        from avro.errors import AvroException
+        from avro.schema import parse
 
+        trees = [json.loads(each.resolved(), object_hook=_without_logical_type) for each in (self, writer)]
+        if max(map(_union_pairs, trees)) > UNION_PAIRS_MAX:
+            raise InvalidSchema(
+                f"the unions are too large to be compared: more than {UNION_PAIRS_MAX:,} pairs of branches"
+            )
         checker: Any = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
-        result = checker.get_compatibility(_library_schema(self.resolved()), _library_schema(writer.resolved()))
+        try:
+            result = checker.get_compatibility(*(parse(json.dumps(tree), validate_names=False) for tree in trees))
+        except (AvroException, RecursionError, TypeError, ValueError) as error:
+            raise InvalidSchema(f"the Avro schema is invalid: {error}") from None
         if result.compatibility is SchemaCompatibilityType.compatible:
             return []
         kinds = [getattr(kind, "name", str(kind)) for kind in result.incompatibilities]
@@ -75,14 +90,23 @@ class AvroSchema:
         ] or ["the schemas are incompatible"]
 
 
-def _library_schema(text: str) -> Any:
-    from avro.errors import AvroException
-    from avro.schema import parse
+def _union_pairs(tree: Any) -> int:
+    """Return how many pairs of branches the comparison of a schema with itself has."""
+    if isinstance(tree, list):
+        return len(tree) ** 2 + sum(map(_union_pairs, tree))
+    if not isinstance(tree, dict):
+        return 0
+    kind = tree["type"]
+    if isinstance(kind, (dict, list)):
+        return _union_pairs(kind)
+    if kind in RECORDS:
+        return sum(_union_pairs(field["type"]) for field in tree["fields"])
+    return _union_pairs(tree[INNER[kind]]) if kind in INNER else 0
 
-    try:
-        return parse(text, validate_names=False)
-    except AvroException as error:
-        raise InvalidSchema(f"the Avro schema is invalid: {error}") from None
+
+def _without_logical_type(tree: dict[str, Any]) -> dict[str, Any]:
+    """It does not affect compatibility, and the library warns of each one that it does not know."""
+    return {name: value for name, value in tree.items() if name != "logicalType"}
 
 
 def _load(text: str) -> Any:
@@ -148,10 +172,8 @@ class _Checker:
             self.check(kind, namespace, depth + 1)
         elif kind in NAMED:
             self._check_named(tree, kind, namespace, depth)
-        elif kind == "array":
-            self.check(tree.get("items"), namespace, depth + 1)
-        elif kind == "map":
-            self.check(tree.get("values"), namespace, depth + 1)
+        elif kind in INNER:
+            self.check(tree.get(INNER[kind]), namespace, depth + 1)
         elif isinstance(kind, str):
             self._check_name(kind, namespace)
         else:
@@ -164,6 +186,7 @@ class _Checker:
         if name in self._known:
             raise InvalidSchema(f"the Avro type {name} is defined twice")
         self._known.add(name)
+        _check_aliases(tree, name)
         if kind == "enum":
             _check_symbols(tree, name)
         elif kind == "fixed":
@@ -187,10 +210,17 @@ class _Checker:
             if "type" not in field:
                 raise InvalidSchema(f"the field {name} of the Avro record {record} has no type")
             names.add(name)
+            _check_aliases(field, f"{record}.{name}")
             self.check(field["type"], namespace, depth + 1)
             if "default" in field and not _fits(field["default"], field["type"]):
                 shown = json.dumps(field["default"])[:100]
                 raise InvalidSchema(f"the default {shown} of the field {name} of {record} does not have its type")
+
+
+def _check_aliases(tree: dict[str, Any], name: str) -> None:
+    aliases = tree.get("aliases") or []
+    if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
+        raise InvalidSchema(f"the aliases of {name} are not a list of names")
 
 
 def _check_symbols(tree: dict[str, Any], name: str) -> None:
@@ -217,7 +247,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, bool)
     if name in ("int", "long"):
         bits = 31 if name == "int" else 63
-        return is_number and value == int(value) and -(1 << bits) <= value < 1 << bits
+        is_whole = is_number and (isinstance(value, int) or value.is_integer())
+        return is_whole and -(1 << bits) <= value < 1 << bits
     if name in ("float", "double"):
         return is_number or value in ("NaN", "Infinity", "-Infinity")
     if name in ("string", "bytes", "fixed", "enum"):
@@ -237,8 +268,10 @@ def _resolve(name: str, namespace: str, known: Any) -> str | None:
 def _branch_key(branch: Any, namespace: str, known: set[str]) -> str:
     if isinstance(branch, dict):
         kind = branch.get("type")
+        if isinstance(kind, (dict, list)):
+            return _branch_key(kind, namespace, known)
         return _full_name(branch, namespace)[0] if kind in NAMED else str(kind)
-    return _resolve(branch, namespace, known) or str(branch)
+    return (_resolve(branch, namespace, known) if isinstance(branch, str) else None) or str(branch)
 
 
 def _collect(tree: Any, namespace: str, types: dict[str, Any]) -> None:
@@ -248,15 +281,15 @@ def _collect(tree: Any, namespace: str, types: dict[str, Any]) -> None:
             _collect(branch, namespace, types)
     elif isinstance(tree, dict):
         kind = tree.get("type")
-        if kind in NAMED:
+        if isinstance(kind, (dict, list)):
+            _collect(kind, namespace, types)
+        elif kind in NAMED:
             name, namespace = _full_name(tree, namespace)
             types[name] = {**tree, "name": name}
-            for field in tree.get("fields", ()):
+            for field in tree["fields"] if kind in RECORDS else ():
                 _collect(field["type"], namespace, types)
-        elif isinstance(kind, (dict, list)):
-            _collect(kind, namespace, types)
-        _collect(tree.get("items"), namespace, types)
-        _collect(tree.get("values"), namespace, types)
+        elif kind in INNER:
+            _collect(tree[INNER[kind]], namespace, types)
 
 
 def _inlined(tree: Any, namespace: str, types: dict[str, Any], done: set[str]) -> Any:
@@ -269,6 +302,8 @@ def _inlined(tree: Any, namespace: str, types: dict[str, Any], done: set[str]) -
         name = _resolve(tree, namespace, done) or _resolve(tree, namespace, types) or tree
         return name if name in done or name not in types else _inlined(types[name], "", types, done)
     kind = tree.get("type")
+    if isinstance(kind, (dict, list)):
+        return _inlined(kind, namespace, types, done)
     if kind in NAMED:
         name, space = _full_name(tree, namespace)
         if name in done:
@@ -276,14 +311,13 @@ def _inlined(tree: Any, namespace: str, types: dict[str, Any], done: set[str]) -
         done.add(name)
         found = {**tree, "name": name}
         found.pop("namespace", None)
-        if "fields" in tree:
+        if kind in RECORDS:
             found["fields"] = [{**each, "type": _inlined(each["type"], space, types, done)} for each in tree["fields"]]
         return found
-    inner = {key: _inlined(tree[key], namespace, types, done) for key in ("items", "values") if key in tree}
-    if isinstance(kind, str) and kind not in ("array", "map"):
-        resolved = _inlined(kind, namespace, types, done)
-        return {**tree, "type": resolved} if kind in PRIMITIVES else resolved
-    return {**tree, **inner} if isinstance(kind, str) else _inlined(kind, namespace, types, done)
+    if kind in INNER:
+        return {**tree, INNER[kind]: _inlined(tree[INNER[kind]], namespace, types, done)}
+    resolved = _inlined(kind, namespace, types, done)
+    return {**tree, "type": resolved} if kind in PRIMITIVES else resolved
 
 
 def _rendered(tree: Any, namespace: str, *, is_normal: bool) -> Any:

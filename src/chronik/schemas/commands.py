@@ -25,6 +25,7 @@ from chronik.schemas.state import (
     Version,
     context_of,
     deleted_subject_record,
+    last_id_record,
     normal_subject,
     schema_record,
     schema_tombstone,
@@ -75,7 +76,7 @@ def run(state: State, command: Command) -> Outcome:
     try:
         return handle(state, subject, command.arguments)
     except UnicodeEncodeError:
-        raise InvalidSchema("the request contains half of a surrogate pair, which is no text") from None
+        raise InvalidSchema("the request contains half of a surrogate pair, which is not text") from None
 
 
 # -- schemas -----------------------------------------------------------------------------------------------------------
@@ -245,26 +246,30 @@ def _target(state: State, parent: str, reference: Reference, visible: Visible, *
 def resolve(state: State, subject: str, references: tuple[Reference, ...], visible: Visible = None) -> dict[str, str]:
     """Return the texts of all references by name, the innermost first. A soft-deleted version still resolves."""
     found: dict[str, str] = {}
-
-    def visit(parent: str, inner: tuple[Reference, ...]) -> None:
-        for each in inner:
-            if each.name in found:
-                continue
+    seen: set[str] = set()
+    """Names that are found, or whose own references are being resolved: imported versions may refer to each other."""
+    waiting = [("", "", subject, iter(references))]
+    while waiting:
+        name, text, parent, inner = waiting[-1]
+        each = next(inner, None)
+        if each is None:
+            waiting.pop()
+            if waiting:
+                found[name] = text
+        elif each.name not in seen:
             target = _target(state, parent, each, visible, deleted=True)
-            if len(found) >= REFERENCES_MAX:
+            if len(seen) >= REFERENCES_MAX:
                 raise InvalidSchema(f"the schema has more than {REFERENCES_MAX} references")
-            visit(target.subject, target.references)
-            found.setdefault(each.name, target.text)
-
-    visit(subject, references)
+            seen.add(each.name)
+            waiting.append((each.name, target.text, target.subject, iter(target.references)))
     return found
 
 
 def _same_version(state: State, new: Version, *, deleted: bool = False) -> Version | None:
-    print_ = new.fingerprint
+    fingerprint = new.fingerprint
     for version in reversed(state.versions(new.subject, deleted=deleted)):
         # A registration without metadata or rules matches a version that has them.
-        if print_ in (version.fingerprint, version._replace(more="").fingerprint if not new.more else ""):
+        if fingerprint in (version.fingerprint, version._replace(more="").fingerprint if not new.more else ""):
             return version
     return None
 
@@ -315,9 +320,8 @@ def delete_version(state: State, subject: str, arguments: dict[str, Any]) -> Out
     if not is_permanent:
         return Outcome(version.version, (schema_record(version._replace(is_deleted=True)),))
     is_last = len(state.versions(subject, deleted=True)) == 1
-    return Outcome(
-        version.version, (schema_tombstone(version), *(_without_settings(state, subject) if is_last else ()))
-    )
+    settings = _without_settings(state, subject) if is_last else ()
+    return Outcome(version.version, (schema_tombstone(version), *settings, *_kept_id(state, [version])))
 
 
 def delete_subject(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
@@ -335,7 +339,8 @@ def delete_subject(state: State, subject: str, arguments: dict[str, Any]) -> Out
             )
         _check_unreferenced(state, versions, is_permanent)
         records = [schema_tombstone(each) for each in reversed(versions)]
-        return Outcome([each.version for each in versions], (*records, *_without_settings(state, subject)))
+        settings = _without_settings(state, subject)
+        return Outcome([each.version for each in versions], (*records, *settings, *_kept_id(state, versions)))
     if not live:
         raise Refused(
             Code.SUBJECT_SOFT_DELETED, f"Subject '{subject}' was soft deleted.Set permanent=true to delete permanently"
@@ -359,6 +364,13 @@ def _check_unreferenced(state: State, versions: list[Version], is_permanent: boo
                 f"One or more references exist to the schema {{magic=1,keytype=SCHEMA,subject={version.subject},"
                 f"version={version.version}}}.",
             )
+
+
+def _kept_id(state: State, removed: list[Version]) -> tuple[Record, ...]:
+    """Return the record of the context's last id if a removed version has it: compaction removes the others."""
+    context = context_of(removed[0].subject)
+    last_id = state.last_ids[context]
+    return (last_id_record(context, last_id),) if any(each.id == last_id for each in removed) else ()
 
 
 def _without_settings(state: State, subject: str) -> tuple[Record, ...]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urljoin
 
 from chronik.schemas.errors import InvalidSchema
 
 DEPTH_MAX = 100
+COMPARISONS_MAX = 100_000
+"""Pairs of parts that one comparison of two schemas looks at: a few seconds."""
 COMBINED = ("allOf", "anyOf", "oneOf")
 _BY_TYPE = {
     "string": ("minLength", "maxLength", "pattern", "format"),
@@ -48,6 +50,9 @@ class JsonSchema:
         _check(self.root)
         base = self.root.get("$id", "") if isinstance(self.root, dict) else ""
         self._base = base if isinstance(base, str) else ""
+        self._resolved: dict[tuple[str, int], tuple[Any, Any]] = {}
+        """By `$ref` and the document that has it."""
+        self._anchors: dict[int, dict[str, Any]] = {}
         for pointer in _refs(self.root, 0):
             self.resolve(pointer, self.root)
 
@@ -62,10 +67,20 @@ class JsonSchema:
 
     def problems_reading(self, writer: JsonSchema) -> list[str]:
         """Return why this schema may refuse what `writer` accepts; empty if it never does."""
-        return _Comparison(writer, self).run()
+        try:
+            return _Comparison(writer, self).run()
+        except RecursionError:
+            raise InvalidSchema("the JSON schema is nested too deeply to be compared") from None
 
     def resolve(self, ref: str, document: Any) -> tuple[Any, Any]:
         """Return the schema that a `$ref` names, and the document that it is in."""
+        key = ref, id(document)
+        found = self._resolved.get(key)
+        if found is None:
+            found = self._resolved[key] = self._resolve(ref, document)
+        return found
+
+    def _resolve(self, ref: str, document: Any) -> tuple[Any, Any]:
         address, _, pointer = ref.partition("#")
         if address:
             if address == self._base:
@@ -80,11 +95,22 @@ class JsonSchema:
                 if found is None:
                     raise InvalidSchema(f"$ref {ref} cannot be resolved: add a reference with the name {address}")
                 document = found
+        if pointer and not pointer.startswith("/"):
+            return self._anchored(document, pointer, ref), document
         return _at(document, pointer, ref), document
+
+    def _anchored(self, document: Any, name: str, ref: str) -> Any:
+        anchors = self._anchors.get(id(document))
+        if anchors is None:
+            anchors = self._anchors[id(document)] = {}
+            _collect_anchors(document, anchors, 0)
+        if name not in anchors:
+            raise InvalidSchema(f"$ref {ref} cannot be resolved: there is no such anchor")
+        return anchors[name]
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _load(text: str) -> Any:
@@ -109,6 +135,9 @@ def _check(tree: Any) -> None:
         raise InvalidSchema(f"the JSON schema is invalid: {error.message[:500]}") from None
     except RecursionError:
         raise InvalidSchema("the JSON schema is nested too deeply") from None
+    except Exception as error:
+        # What the library does not expect: a $schema that is no string, an $id that is no address.
+        raise InvalidSchema(f"the JSON schema is invalid: {error!r:.500}") from None
 
 
 def _refs(tree: Any, depth: int) -> Iterator[str]:
@@ -129,11 +158,6 @@ def _refs(tree: Any, depth: int) -> Iterator[str]:
 def _at(document: Any, pointer: str, ref: str) -> Any:
     if not pointer or pointer == "/":
         return document
-    if not pointer.startswith("/"):
-        found = _anchored(document, pointer, 0)
-        if found is None:
-            raise InvalidSchema(f"$ref {ref} cannot be resolved: there is no such anchor")
-        return found
     for part in pointer[1:].split("/"):
         name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(document, dict) and name in document:
@@ -145,13 +169,18 @@ def _at(document: Any, pointer: str, ref: str) -> Any:
     return document
 
 
-def _anchored(tree: Any, anchor: str, depth: int) -> Any:
+def _collect_anchors(tree: Any, anchors: dict[str, Any], depth: int) -> None:
+    """Add the schemas that have an anchor; the first one of a name counts."""
     if depth > DEPTH_MAX or not isinstance(tree, (dict, list)):
-        return None
-    if isinstance(tree, dict) and (tree.get("$anchor") == anchor or tree.get("$id") == f"#{anchor}"):
-        return tree
-    inner = tree.values() if isinstance(tree, dict) else tree
-    return next((found for each in inner if (found := _anchored(each, anchor, depth + 1)) is not None), None)
+        return
+    if isinstance(tree, dict):
+        anchor, own_id = tree.get("$anchor"), tree.get("$id")
+        names = (anchor, own_id[1:] if isinstance(own_id, str) and own_id.startswith("#") else None)
+        for name in names:
+            if isinstance(name, str):
+                anchors.setdefault(name, tree)
+    for each in tree.values() if isinstance(tree, dict) else tree:
+        _collect_anchors(each, anchors, depth + 1)
 
 
 class _Side:
@@ -166,10 +195,10 @@ class _Side:
             if not (isinstance(tree, dict) and isinstance(tree.get("$ref"), str)):
                 break
             tree, document = self._schema.resolve(tree["$ref"], document)
-        if tree is True or tree is None:
-            return ("empty", {}), document
         if tree is False:
             return ("false", {}), document
+        if not isinstance(tree, dict):
+            return ("empty", {}), document
         parts = list(_parts(tree))
         if not parts:
             return ("empty", tree), document
@@ -207,30 +236,58 @@ class _Comparison:
     def __init__(self, old: JsonSchema, new: JsonSchema) -> None:
         self._old, self._new = _Side(old), _Side(new)
         self._roots = old.root, new.root
-        self._running: set[tuple[int, int]] = set()
+        self._running: dict[tuple[int, int], int] = {}
+        """The depth of each pair that is being compared."""
+        self._compared: dict[tuple[int, int], list[str]] = {}
+        """The result of each pair that needed no assumption about one that was being compared."""
+        self._assumed = DEPTH_MAX
+        """The lowest depth of a pair that the current comparison takes as compatible."""
         self._depth = 0
+        self._count = 0
 
     def run(self) -> list[str]:
         old, new = self._roots
         return self._compare(old, old, new, new, "#")
 
+    def _spend(self) -> None:
+        self._count += 1
+        if self._count > COMPARISONS_MAX:
+            raise InvalidSchema(
+                f"the schemas are too complex to be compared: more than {COMPARISONS_MAX:,} pairs of parts"
+            )
+
     def _compare(self, old: Any, old_doc: Any, new: Any, new_doc: Any, path: str) -> list[str]:
-        pair = id(old), id(new)
+        self._spend()
+        pair, depth = (id(old), id(new)), self._depth
         is_tree = isinstance(old, dict) and isinstance(new, dict)
-        if (is_tree and pair in self._running) or self._depth > DEPTH_MAX:
+        if depth > DEPTH_MAX:
+            self._assumed = -1
             return []
-        self._running.add(pair)
+        if is_tree and pair in self._running:
+            self._assumed = min(self._assumed, self._running[pair])
+            return []
+        if is_tree and pair in self._compared:
+            return self._compared[pair]
+        outer, self._assumed = self._assumed, DEPTH_MAX
+        if is_tree:
+            self._running[pair] = depth
         self._depth += 1
         try:
             (old_part, old_doc), (new_part, new_doc) = self._old.part(old, old_doc), self._new.part(new, new_doc)
-            return self._parts(old_part, old_doc, new_part, new_doc, path)
+            problems = self._parts(old_part, old_doc, new_part, new_doc, path)
         finally:
             self._depth -= 1
-            self._running.discard(pair)
+            self._running.pop(pair, None)
+        if is_tree and self._assumed >= depth:
+            # Where else the pair is, one of its problems is enough: there may be very many such places.
+            self._compared[pair] = problems[:1]
+        self._assumed = min(self._assumed, outer)
+        return problems
 
     def _inner(self, old: Any, old_doc: Any, new: Any, new_doc: Any, path: str) -> list[str]:
         """Compare members of combined schemas: parts, or schemas."""
         if isinstance(old, tuple) or isinstance(new, tuple):
+            self._spend()
             old_part, old_doc = (old, old_doc) if isinstance(old, tuple) else self._old.part(old, old_doc)
             new_part, new_doc = (new, new_doc) if isinstance(new, tuple) else self._new.part(new, new_doc)
             return self._parts(old_part, old_doc, new_part, new_doc, path)
@@ -267,8 +324,9 @@ class _Comparison:
             case "const":
                 return [] if old[1]["const"] == new[1]["const"] else [_problem("ENUM_ARRAY_CHANGED", f"{path}/const")]
             case "enum":
-                lost = [each for each in old[1]["enum"] if each not in new[1]["enum"]]
-                return [_problem("ENUM_ARRAY_NARROWED", f"{path}/enum")] if lost else []
+                known = set(map(_key, new[1]["enum"]))
+                is_narrower = any(_key(each) not in known for each in old[1]["enum"])
+                return [_problem("ENUM_ARRAY_NARROWED", f"{path}/enum")] if is_narrower else []
             case "number":
                 return _numbers(old[1], new[1], path)
             case "string":
@@ -336,7 +394,7 @@ class _Comparison:
     ) -> list[str]:
         if _is_open(new, "Properties"):
             return []
-        covering = _covering(new, name)
+        covering = _covering(new, name, self._spend)
         if covering is not None:
             found = self._compare(old, old_doc, covering, new_doc, path)
             if not found:
@@ -355,7 +413,7 @@ class _Comparison:
             default = "_WITH_DEFAULT" if _has_default(new) else ""
             return [_problem(f"REQUIRED_PROPERTY{default}_ADDED_TO_OPEN_CONTENT_MODEL", path)]
         problems: list[str] = []
-        covering = _covering(old, name)
+        covering = _covering(old, name, self._spend)
         if covering is not None:
             found = self._compare(covering, old_doc, new, new_doc, path)
             if found:
@@ -442,13 +500,22 @@ def _is_open(tree: dict[str, Any], what: str) -> bool:
     return additional in (True, {}) and not tree.get("patternProperties") and unevaluated in (True, {})
 
 
-def _covering(tree: dict[str, Any], name: str) -> Any:
-    """Return the schema that a partially open content model has for a property without one of its own."""
+def _covering(tree: dict[str, Any], name: str, spend: Callable[[], None]) -> Any:
+    """Return the schema that a partially open content model has for a property without one of its own.
+
+    RE2 needs linear time: Python's expressions could occupy the process for hours. It has no lookahead, as some
+    patterns have; those match nothing here.
+    """
+    import re2
+
     for pattern, schema in tree.get("patternProperties", {}).items():
+        spend()
+        options = re2.Options()
+        options.log_errors = False
         try:
-            if re.search(pattern, name):
+            if re2.compile(pattern, options).search(name):
                 return schema
-        except re.error:
+        except re2.error:
             continue
     for keyword in ("additionalProperties", "unevaluatedProperties"):
         if isinstance(tree.get(keyword), dict) and tree[keyword]:
@@ -514,7 +581,13 @@ def _strings(old: dict[str, Any], new: dict[str, Any], path: str) -> list[str]:
 
 
 def _distinct(members: list[Any]) -> list[Any]:
-    return [each for number, each in enumerate(members) if each not in members[:number]]
+    return list({_key(each): each for each in members}.values())
+
+
+def _key(value: Any) -> Any:
+    """Return the same key for equal JSON values: 1 and 1.0 are equal."""
+    is_plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    return value if is_plain else (json.dumps(value, sort_keys=True),)
 
 
 def _matching_size(edges: list[list[int]]) -> int:

@@ -29,10 +29,6 @@ class Option:
     name: str
     value: Value
 
-    @property
-    def is_custom(self) -> bool:
-        return self.name.startswith("(")
-
 
 @dataclass(slots=True)
 class Field:

@@ -1,7 +1,9 @@
 """The registry's state, from the records of the topic `_schemas` in Confluent's format.
 
 Key and value are JSON. Keys: {"keytype":"SCHEMA","subject":S,"version":V,"magic":1}, and with magic 0 CONFIG and MODE
-(without a subject: global), DELETE_SUBJECT, CLEAR_SUBJECT; NOOP and CONTEXT have no meaning here. A null value deletes.
+(without a subject: global), DELETE_SUBJECT, CLEAR_SUBJECT, CONTEXT. A null value deletes, but has no effect for the
+last three, as compaction may drop it. NOOP and unknown types have no meaning here. `lastId` of a CONTEXT is Chronik's
+own: the context's last id, whose schema was deleted permanently.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class Reference(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One version of a subject. `more` has the fields that this registry stores without a meaning: metadata, rules."""
+    """One version of a subject. `more` has metadata and rules, which this registry stores and does not interpret."""
 
     subject: str
     version: int
@@ -76,14 +78,16 @@ class State:
             name = json.loads(key or b"")
             content = None if value is None else json.loads(value)
             self._apply(name, content)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.unreadable += 1
 
     def _apply(self, key: dict[str, Any], value: dict[str, Any] | None) -> None:
         subject = normal_subject(key.get("subject") or "")
+        if value is not None and not isinstance(value, dict):
+            raise TypeError("the value is no object")
         match key["keytype"]:
             case "SCHEMA":
-                self._apply_schema(subject, int(key["version"]), value)
+                self._apply_schema(subject, _int32(key["version"]), value)
             case "CONFIG":
                 _put(self.configs, subject, value)
             case "MODE":
@@ -92,7 +96,10 @@ class State:
                 for version in list(self.subjects.get(subject, {}).values()):
                     if version.version <= value["version"]:
                         self._put(version._replace(is_deleted=True))
-            case "CLEAR_SUBJECT":
+            case "CONTEXT" if value is not None:
+                context = context_of(f":{key['context']}:")
+                self.last_ids[context] = max(self.last_ids.get(context, 0), int(value.get("lastId", 0)))
+            case "CLEAR_SUBJECT" if value is not None:
                 for version in self.subjects.pop(subject, {}).values():
                     self._release(version)
 
@@ -107,14 +114,15 @@ class State:
                 self._forget_id(removed)
             return
         references = tuple(
-            Reference(each["name"], each["subject"], int(each["version"])) for each in value.get("references") or ()
+            Reference(str(each["name"]), str(each["subject"]), int(each["version"]))
+            for each in value.get("references") or ()
         )
         more = {name: value[name] for name in ("metadata", "ruleSet") if value.get(name)}
         self._put(
             Version(
                 subject,
                 number,
-                int(value["id"]),
+                _int32(value["id"]),
                 value.get("schemaType") or "AVRO",
                 str(value["schema"]),
                 references,
@@ -225,6 +233,13 @@ class State:
         return "READWRITE"
 
 
+def _int32(value: Any) -> int:
+    number = int(value)
+    if not 0 <= number < 1 << 31:
+        raise ValueError("an id or a version is out of range")
+    return number
+
+
 def _put(found: dict[str, Any], name: str, value: Any) -> None:
     if value is None:
         found.pop(name, None)
@@ -261,6 +276,11 @@ def _schema_key(version: Version) -> bytes:
 def deleted_subject_record(subject: str, last_version: int) -> Record:
     key = {"keytype": "DELETE_SUBJECT", "subject": subject, "magic": 0}
     return _json(key), _json({"subject": subject, "version": last_version})
+
+
+def last_id_record(context: str, last_id: int) -> Record:
+    name = {"tenant": "default", "context": context.strip(":") or "."}
+    return _json({"keytype": "CONTEXT", **name, "magic": 0}), _json({**name, "lastId": last_id})
 
 
 def setting_record(keytype: str, subject: str, value: dict[str, Any] | None) -> Record:

@@ -232,7 +232,7 @@ class ShareCoordinator:
                 return [_reply(token, ErrorCode.fenced_state_epoch)]
             if any(not _is_valid(batch) for batch in written.batches):
                 return [_reply(token, ErrorCode.invalid_request)]
-            if len(written.batches) + len(state.batches) > BATCHES_MAX:
+            if len(written.batches) > BATCHES_MAX:
                 return [_reply(token, ErrorCode.invalid_request)]
             change = Update(
                 0,
@@ -264,7 +264,7 @@ class ShareCoordinator:
         return self._run(key, token, run, at)
 
     def topic_deleted(self, topic_id: UUID, at: Moment) -> list[Action]:
-        """Remove the state of all partitions of a deleted topic; nobody waits for it."""
+        """Remove the state of all partitions of a deleted topic. No request waits for that."""
         actions: list[Action] = []
         for stored in [each for key, each in self._keys.items() if key.topic_id == topic_id]:
             actions += self._start(stored, None, _deletion(self, stored), at)
@@ -286,8 +286,11 @@ class ShareCoordinator:
             self._apply(stored, write)
             if write.token is not None:
                 actions.append(Reply(write.token, write.values))
-        elif write.token is not None:
-            actions.append(_reply(write.token, RETRIABLE.get(error, error)))
+        else:
+            # The records may be in the log and be committed later. Only a snapshot replaces whatever they are.
+            stored.updates = UPDATES_PER_SNAPSHOT
+            if write.token is not None:
+                actions.append(_reply(write.token, RETRIABLE.get(error, error)))
         while stored.waiting and stored.pending is None:
             actions += stored.waiting.popleft()[1](at)
         self._drop_if_empty(stored)
@@ -338,10 +341,15 @@ class ShareCoordinator:
             del self._keys[stored.key]
 
     def _change(self, stored: _Stored, change: Update, token: int, values: dict[str, Any], at: Moment) -> list[Action]:
-        """Append a change: the whole new state if it is small, otherwise what changed since the last snapshot."""
+        """Append a change: the whole new state if it is small, otherwise what changed since the last snapshot.
+
+        A state that has reached its limit accepts what does not enlarge it: otherwise it could never be completed.
+        """
         state = stored.state
         assert state is not None
         new = replace(_updated(state, change), written_ms=at.wall_ms)
+        if len(new.batches) > max(BATCHES_MAX, len(state.batches)):
+            return [_reply(token, ErrorCode.invalid_request)]
         changed = combine(stored.changed, change.batches, max(new.start_offset, 0))
         is_small = len(new.batches) <= SMALL_BATCHES or 2 * len(changed) > len(new.batches)
         if is_small or stored.updates >= UPDATES_PER_SNAPSHOT:

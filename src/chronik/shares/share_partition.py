@@ -20,15 +20,18 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from chronik.shares.state import DeliveryState, StateBatch, WrittenState
+from chronik.shares.state import COMPLETE, DeliveryState, StateBatch, WrittenState, combine
 from chronik.wire.errors import ErrorCode
 
 AVAILABLE, ACQUIRED = DeliveryState.AVAILABLE, DeliveryState.ACQUIRED
 ACKNOWLEDGED, ARCHIVING, ARCHIVED = DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVING, DeliveryState.ARCHIVED
-_TERMINAL = (ACKNOWLEDGED, ARCHIVED)
 
 DELIVERIES_MAX: Final = 32_767
 """The delivery count is an int16."""
+
+
+COMPLETE_COUNT_MAX: Final = (1 << 31) - 1
+"""The number of complete offsets is an int32. It is larger only if a producer's batches claim that many records."""
 
 
 class AcknowledgeType(IntEnum):
@@ -125,8 +128,8 @@ class _Run:
         return self.state is AVAILABLE and self.target is None
 
     @property
-    def is_terminal(self) -> bool:
-        return self.state in _TERMINAL and self.target is None
+    def is_complete(self) -> bool:
+        return self.state in COMPLETE and self.target is None
 
 
 @dataclass(slots=True)
@@ -224,7 +227,7 @@ class SharePartition:
         self.end_offset = run.last + 1
         if run.state is AVAILABLE:
             self._free_from = min(self._free_from, run.first)
-        if run.state not in _TERMINAL:
+        if run.state not in COMPLETE:
             self._in_flight += run.last - run.first + 1
 
     # -- fetching ------------------------------------------------------------------------------------------------------
@@ -299,7 +302,7 @@ class SharePartition:
                 self._join(acquired, Acquired(run.first, run.last, run.count), limits.batch_size)
                 at += 1
         if acquired:
-            self._deadline_ms = deadline_ms if self._deadline_ms is None else min(self._deadline_ms, deadline_ms)
+            self._watch(deadline_ms)
         for first, last, _ in acquired:
             self._merge(first, last)
         self._merge(end_before, self.end_offset - 1)
@@ -437,13 +440,17 @@ class SharePartition:
             return []
         self._cut = [run for run in self._cut if run.deadline_ms > now_ms]
         actions = self._release(lambda run: run.deadline_ms <= now_ms)
-        locked = [run.deadline_ms for run in (*self._runs, *self._cut) if run.state is ACQUIRED]
-        self._deadline_ms = min(locked) if locked else None
+        # A lock whose acknowledgement is being written ends with that write: see `written`.
+        locked = (run for run in (*self._runs, *self._cut) if run.state is ACQUIRED and run.target is None)
+        self._deadline_ms = min((run.deadline_ms for run in locked), default=None)
         return actions
 
     def next_deadline_ms(self) -> int | None:
         """Return when the next lock may end; None if nothing is locked."""
         return self._deadline_ms if self.fenced is None else None
+
+    def _watch(self, deadline_ms: int) -> None:
+        self._deadline_ms = deadline_ms if self._deadline_ms is None else min(self._deadline_ms, deadline_ms)
 
     def _release(self, is_released: Callable[[_Run], bool]) -> list[Action]:
         """Make acquired records available at once, or archive them. The write that counts the delivery follows.
@@ -488,7 +495,9 @@ class SharePartition:
         actions: list[Action] = []
         for run in list(self._targets(pending)):
             target, run.target = run.target, None
-            if error is ErrorCode.none and target is not None:
+            if error is not ErrorCode.none:
+                self._watch(run.deadline_ms)
+            elif target is not None:
                 self._set_state(run, target)
                 if target is ARCHIVING:
                     actions.append(DeadLetter(run.first, run.last, run.count))
@@ -544,9 +553,9 @@ class SharePartition:
         self._next, self._writing = None, pending
         start = pending.start_offset = self._start_after(pending.token)
         # All offsets that are neither complete nor completed by this write are after `start`.
-        completing = sum(run.last - run.first + 1 for run in self._targets(pending) if run.target in _TERMINAL)
-        complete = self.end_offset - start - (self._in_flight - completing)
-        batches = _joined(batch for batch in pending.batches if batch.last_offset >= start)
+        completing = sum(run.last - run.first + 1 for run in self._targets(pending) if run.target in COMPLETE)
+        complete = min(self.end_offset - start - (self._in_flight - completing), COMPLETE_COUNT_MAX)
+        batches = combine((), pending.batches, start)
         written = WrittenState(self.state_epoch, self.leader_epoch, start, batches, complete)
         return [Write(pending.token, written)]
 
@@ -566,7 +575,7 @@ class SharePartition:
         """Return the start offset if the write succeeds. It never passes a record whose delivery is not complete."""
         start = self.start_offset
         for run in self._runs:
-            done = run.is_terminal or (run.write == token and run.target in _TERMINAL)
+            done = run.is_complete or (run.write == token and run.target in COMPLETE)
             if not done:
                 break
             start = run.last + 1
@@ -585,7 +594,7 @@ class SharePartition:
             if run.first >= log_start:
                 kept.append(run)
                 continue
-            if run.state not in _TERMINAL:
+            if run.state not in COMPLETE:
                 self._in_flight -= run.last - run.first + 1
             if run.state is ACQUIRED and run.target is None:
                 self._cut.append(run)
@@ -649,7 +658,7 @@ class SharePartition:
         return self._runs[at:end]
 
     def _set_state(self, run: _Run, state: DeliveryState) -> None:
-        if run.state not in _TERMINAL and state in _TERMINAL:
+        if run.state not in COMPLETE and state in COMPLETE:
             self._in_flight -= run.last - run.first + 1
         if run.state is ACQUIRED:
             self.deliveries.left_lock(run, state, self.settings.delivery_count_limit)
@@ -671,6 +680,8 @@ class SharePartition:
             run = self._runs[at]
             if merged and _is_same(merged[-1], run):
                 merged[-1].last = run.last
+                if merged[-1].state is not run.state:
+                    merged[-1].state = ARCHIVED
             else:
                 merged.append(run)
             at += 1
@@ -681,7 +692,7 @@ class SharePartition:
         """Move the start offset past the records whose delivery is complete."""
         runs = self._runs
         done = 0
-        while done < len(runs) and runs[done].is_terminal:
+        while done < len(runs) and runs[done].is_complete:
             done += 1
         if done:
             self.start_offset = runs[done - 1].last + 1
@@ -689,10 +700,10 @@ class SharePartition:
 
 
 def _is_same(before: _Run, run: _Run) -> bool:
+    if before.is_complete and run.is_complete:
+        return True  # Which state they have does not matter any more.
     if (before.state, before.target) != (run.state, run.target):
         return False
-    if run.is_terminal:
-        return True
     if run.target is not None and before.write != run.write:
         return False
     if run.state is AVAILABLE and before.count == run.count:
@@ -736,14 +747,3 @@ def _typed(acknowledgements: Iterable[Acknowledgement]) -> Iterator[tuple[int, i
             if offset == last or types[offset + 1 - first] != types[offset - first]:
                 yield start, offset, AcknowledgeType(types[offset - first])
                 start = offset + 1
-
-
-def _joined(batches: Iterable[StateBatch]) -> tuple[StateBatch, ...]:
-    joined: list[StateBatch] = []
-    for batch in sorted(batches):
-        last = joined[-1] if joined else None
-        if last is not None and (last[1] + 1, last[2], last[3]) == (batch[0], batch[2], batch[3]):
-            joined[-1] = last._replace(last_offset=batch.last_offset)
-        else:
-            joined.append(batch)
-    return tuple(joined)

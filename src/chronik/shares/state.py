@@ -1,7 +1,8 @@
 """The durable state of a shared partition, as its leader and the share coordinator exchange it."""
 
 import base64
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -25,6 +26,10 @@ class DeliveryState(IntEnum):
     ARCHIVING = 3
     """A copy is being written to the dead-letter topic (KIP-1191)."""
     ARCHIVED = 4
+
+
+COMPLETE: Final = (DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED)
+"""The states of records that are not delivered again."""
 
 
 class SharePartitionKey(NamedTuple):
@@ -76,13 +81,36 @@ class WrittenState:
     delivery_complete_count: int = NO_COUNT
 
 
-def combine(known: Iterable[StateBatch], written: Iterable[StateBatch], start_offset: int) -> tuple[StateBatch, ...]:
-    """Return the state of all offsets from `start_offset` on, in order of offsets.
+def combine(known: Sequence[StateBatch], written: Iterable[StateBatch], start_offset: int) -> tuple[StateBatch, ...]:
+    """Return the state of all offsets from `start_offset` on, in order of offsets. `known` is the result of a call.
 
-    For an offset with two states the one with more deliveries is later, and at the same count the final one. So the
-    order in which writes arrive does not matter, and an accepted record never becomes available again.
+    A complete record stays complete; otherwise the state with more deliveries is later. So the order in which writes
+    arrive does not matter. Neighbours that are complete share a batch, however they became so: otherwise alternating
+    outcomes behind one record that is held for long would add a batch each.
     """
-    batches = [batch for batch in (*known, *written) if batch.last_offset >= start_offset]
+    known = known[bisect_left(known, start_offset, key=_last_offset) :]
+    if known and known[0].first_offset < start_offset:
+        known = (known[0]._replace(first_offset=start_offset), *known[1:])
+    changes = [batch for batch in written if batch.last_offset >= start_offset]
+    if not changes:
+        return tuple(known)
+    # Only the batches that the changes touch, and the neighbours that they may join, are looked at one by one.
+    first, last = min(batch.first_offset for batch in changes), max(batch.last_offset for batch in changes)
+    begin = max(0, bisect_left(known, first, key=_last_offset) - 1)
+    end = bisect_right(known, last, key=_first_offset) + 1
+    return (*known[:begin], *_overlaid([*known[begin:end], *changes], start_offset), *known[end:])
+
+
+def _first_offset(batch: StateBatch) -> int:
+    return batch.first_offset
+
+
+def _last_offset(batch: StateBatch) -> int:
+    return batch.last_offset
+
+
+def _overlaid(batches: list[StateBatch], start_offset: int) -> list[StateBatch]:
+    """Return the latest state of each offset of batches that may overlap."""
     bounds = sorted(
         {max(batch.first_offset, start_offset) for batch in batches} | {batch.last_offset + 1 for batch in batches}
     )
@@ -97,11 +125,28 @@ def combine(known: Iterable[StateBatch], written: Iterable[StateBatch], start_of
         open_batches = [batch for batch in open_batches if batch.last_offset >= first]
         if not open_batches:
             continue
-        latest = max(open_batches, key=lambda batch: (batch.delivery_count, batch.delivery_state))
-        state, count = latest.delivery_state, latest.delivery_count
-        previous = combined[-1] if combined else None
-        if previous is not None and (previous[1] + 1, previous[2], previous[3]) == (first, state, count):
-            combined[-1] = previous._replace(last_offset=end - 1)
+        latest = max(open_batches, key=_progress)._replace(first_offset=first, last_offset=end - 1)
+        joined = _joined(combined[-1], latest) if combined else None
+        if joined is not None:
+            combined[-1] = joined
         else:
-            combined.append(StateBatch(first, end - 1, state, count))
-    return tuple(combined)
+            combined.append(latest)
+    return combined
+
+
+def _progress(batch: StateBatch) -> tuple[bool, int, int]:
+    return batch.delivery_state in COMPLETE, batch.delivery_count, batch.delivery_state
+
+
+def _joined(previous: StateBatch, batch: StateBatch) -> StateBatch | None:
+    """Return one batch for both; None if they differ, or are not neighbours."""
+    if previous.last_offset + 1 != batch.first_offset:
+        return None
+    if previous[2:] == batch[2:]:
+        return previous._replace(last_offset=batch.last_offset)
+    if previous.delivery_state not in COMPLETE or batch.delivery_state not in COMPLETE:
+        return None
+    is_same = previous.delivery_state == batch.delivery_state
+    state = batch.delivery_state if is_same else DeliveryState.ARCHIVED
+    count = max(previous.delivery_count, batch.delivery_count)
+    return StateBatch(previous.first_offset, batch.last_offset, state, count)

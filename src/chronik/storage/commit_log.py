@@ -26,13 +26,16 @@ that correct:
   durably. So frames of earlier runs, and unacknowledged ones after a torn frame, never count again.
 - Frames are written one after another, each after the sync of the one before. After a failed write or sync nothing is
   written any more, and all logs are synced directly.
+
+`write` blocks, for a thread. On the loop, `submit` begins the same with a `DirectWriter`, if the system has one.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from errno import EIO
+from errno import EIO, ENOSPC
 from struct import Struct
 from threading import Lock
 from typing import Final, NamedTuple
@@ -40,12 +43,15 @@ from uuid import UUID
 
 from crc32c import crc32c
 
+from chronik.storage.direct_writes import DirectWriter
 from chronik.storage.disk import Buffer, Disk, File
 
 FOLDER_NAME: Final = "commit-log"
 PAGE_BYTES: Final = 4096
 FILES_MAX: Final = 4
 FILE_BYTES_MIN: Final = 8 * PAGE_BYTES
+FREE_FILES_MIN: Final = 8
+"""A file is created only if the disk has room for this many: small disks are for the logs."""
 MAX_OFFSET: Final = (1 << 63) - 1
 
 _MAGIC: Final = b"CHRFRAME"
@@ -91,6 +97,16 @@ class _LogFile:
     serial: int = 0
     first_sequence: int = 0
     end: int = 0
+    direct_fd: int = -1
+    """For the direct writer; -1 without one."""
+
+
+class _Submitted(NamedTuple):
+    """A frame that the direct writer writes."""
+
+    file: _LogFile
+    size_bytes: int
+    oldest: int
 
 
 class CommitLog:
@@ -102,10 +118,18 @@ class CommitLog:
     """
 
     def __init__(
-        self, disk: Disk, folder: str, generation: UUID, file_bytes: int, files: int, retire: Callable[[], None]
+        self,
+        disk: Disk,
+        folder: str,
+        generation: UUID,
+        file_bytes: int,
+        files: int,
+        retire: Callable[[], None],
+        direct: DirectWriter | None = None,
     ) -> None:
         """`files` is how many files, named from 0 on, exist. `retire` makes durable that no frame counts any more."""
         self.file_bytes = file_bytes
+        self.direct = direct
         self.is_broken = False
         """A write or sync failed: nothing is written any more."""
         self.flushed_upto = 0
@@ -127,6 +151,9 @@ class CommitLog:
         self._oldest_noted = 1
         self._last_uses: dict[LogId, int] = {}
         """The serial of the file with the last entry of each log."""
+        self._submitted: _Submitted | None = None
+        self._outcome: int | None = None
+        """What the direct writer wrote last, until `submitted` returns it: as `DirectWriter.result`."""
         for _ in range(files):
             self._open_file(self._take_number())
 
@@ -138,6 +165,8 @@ class CommitLog:
 
     def add_file(self) -> None:
         """Create one more file, with all its blocks written. One thread at a time calls this."""
+        if self._disk.space(self._folder).free_bytes < FREE_FILES_MIN * self.file_bytes:
+            raise OSError(ENOSPC, "too little room for a file of the commit log")
         with self._lock:
             if self._added is None:
                 # Before the file exists: `void` may need one meanwhile, and must not use this one.
@@ -152,15 +181,26 @@ class CommitLog:
         return self._next_number - 1
 
     def _open_file(self, number: int) -> None:
-        self._free.append(_LogFile(self._disk.open(f"{self._folder}/{number}"), self.file_bytes))
+        path = f"{self._folder}/{number}"
+        opened = _LogFile(self._disk.open(path), self.file_bytes)
+        if self.direct is not None:
+            with suppress(OSError):
+                # Not every file system can: threads write to this file then.
+                opened.direct_fd = self.direct.open_file(path)
+        self._free.append(opened)
 
     def close(self) -> None:
         with self._lock:
+            self._settle(wait=True)
             self.is_broken = True
             for each in (*self._free, *self._used):
                 each.file.close()
+                if self.direct is not None and each.direct_fd >= 0:
+                    self.direct.close_file(each.direct_fd)
             self._free.clear()
             self._used.clear()
+            if self.direct is not None:
+                self.direct.close()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -171,6 +211,7 @@ class CommitLog:
         """
         size_bytes = frame_bytes(len(entries), sum(len(entry.data) for entry in entries))
         with self._lock:
+            self._settle(wait=True)
             file = None if self.is_broken or self._is_retired else self._file_for(size_bytes)
             if file is None:
                 return None
@@ -178,6 +219,75 @@ class CommitLog:
                 self._last_uses[entry.log] = file.serial
             self._write(file, entries)
             return file.serial
+
+    def submit(self, entries: Sequence[Entry]) -> bool:
+        """Begin to write the entries without waiting; return False if that is a task for `write`.
+
+        When the direct writer's `event_fd` is readable, `submitted` has the outcome.
+        """
+        direct = self.direct
+        if direct is None or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            size_bytes = frame_bytes(len(entries), sum([len(entry.data) for entry in entries]))
+            file = self._used[-1] if self._used else None
+            if (
+                file is None
+                or file.direct_fd < 0
+                or size_bytes > len(direct.buffer)
+                or file.end + size_bytes + PAGE_BYTES > self.file_bytes
+                or self._submitted is not None
+                or self.is_broken
+                or self._is_retired
+            ):
+                return False
+            oldest, at = self._used[0].first_sequence, 0
+            for part in frame_parts(self._generation, self._sequence + 1, oldest, entries):
+                direct.buffer[at : at + len(part)] = part
+                at += len(part)
+            for entry in entries:
+                self._last_uses[entry.log] = file.serial
+            try:
+                direct.submit(file.direct_fd, size_bytes, file.end)
+            except OSError:
+                return False
+            self._submitted, self._outcome = _Submitted(file, size_bytes, oldest), None
+            return True
+        finally:
+            self._lock.release()
+
+    def submitted(self) -> int | None:
+        """Return the serial of the file that the submitted entries are in, None if that is not known yet.
+
+        Raises OSError as `write` does.
+        """
+        if not self._lock.acquire(blocking=False):
+            # A thread voids entries: it may wait for the disk.
+            return None
+        try:
+            self._settle(wait=False)
+            outcome = self._outcome
+        finally:
+            self._lock.release()
+        if outcome is not None and outcome < 0:
+            raise OSError(-outcome, os.strerror(-outcome))
+        return outcome
+
+    def _settle(self, *, wait: bool) -> None:
+        """Take the outcome of a submitted write, if it has ended."""
+        if self._submitted is None or self.direct is None:
+            return
+        file, size_bytes, oldest = self._submitted
+        written = self.direct.result(wait=wait)
+        if written is None:
+            return
+        self._submitted = None
+        if written == size_bytes:
+            self._written(file, size_bytes, oldest)
+            self._outcome = file.serial
+        else:
+            self.is_broken = True
+            self._outcome = written if written < 0 else -EIO
 
     def has_frames(self, log: LogId) -> bool:
         """Return whether recovery could find an entry of this log that is not void."""
@@ -191,6 +301,7 @@ class CommitLog:
         with self._lock:
             if log not in self._last_uses:
                 return
+            self._settle(wait=True)
             if self.is_broken:
                 raise OSError(EIO, "the commit log has failed, and not all logs are synced without it yet")
             file = self._file_for(PAGE_BYTES)
@@ -209,6 +320,7 @@ class CommitLog:
     def retire(self) -> None:
         """Make durable that no frame counts any more. The caller has synced all logs with entries."""
         with self._lock:
+            self._settle(wait=True)
             self._retire()
             self._is_retired = True
             self._last_uses.clear()
@@ -242,12 +354,16 @@ class CommitLog:
         except BaseException:
             self.is_broken = True
             raise
+        self._written(file, len(frame), oldest)
+
+    def _written(self, file: _LogFile, size_bytes: int, oldest: int) -> None:
+        """Note that the next frame is durable."""
         self._sequence += 1
         if self._oldest_noted != oldest:
             self._oldest_noted = oldest
             first = self._used[0].serial
             self._last_uses = {log: serial for log, serial in self._last_uses.items() if serial >= first}
-        file.end += len(frame)
+        file.end += size_bytes
 
 
 class LogFrames(NamedTuple):
@@ -265,11 +381,17 @@ class LogFrames(NamedTuple):
 
 
 def create_file(disk: Disk, folder: str, number: int, size_bytes: int) -> None:
-    """Create a file and write all its blocks. Durable when it returns."""
-    with closing(disk.open(f"{folder}/{number}", create=True)) as file:
-        for at in range(0, size_bytes, len(_ZEROS)):
-            file.pwrite(_ZEROS[: size_bytes - at], at)
-        file.datasync()
+    """Create a file and write all its blocks. Durable when it returns; on an OSError, its space is free again."""
+    path = f"{folder}/{number}"
+    with closing(disk.open(path, create=True)) as file:
+        try:
+            for at in range(0, size_bytes, len(_ZEROS)):
+                file.pwrite(_ZEROS[: size_bytes - at], at)
+            file.datasync()
+        except OSError:
+            with suppress(OSError):
+                disk.remove(path)
+            raise
     disk.sync_dir(folder)
 
 
@@ -290,6 +412,11 @@ def prepare_files(disk: Disk, folder: str, size_bytes: int) -> int:
 
 
 def encode_frame(generation: bytes, sequence: int, oldest: int, entries: Sequence[Entry]) -> bytes:
+    return b"".join(frame_parts(generation, sequence, oldest, entries))
+
+
+def frame_parts(generation: bytes, sequence: int, oldest: int, entries: Sequence[Entry]) -> list[Buffer]:
+    """Return a frame, with its padding, as consecutive pieces."""
     parts: list[Buffer] = [b""]
     for log, base_offset, position, end_offset, data in entries:
         parts.append(_ENTRY.pack(log.topic_id.bytes, log.partition, base_offset, position, end_offset, len(data)))
@@ -301,7 +428,7 @@ def encode_frame(generation: bytes, sequence: int, oldest: int, entries: Sequenc
         checksum = crc32c(part, checksum)
     parts[0] = header + checksum.to_bytes(4, "big")
     parts.append(bytes(_padded(size_bytes) - size_bytes))
-    return b"".join(parts)
+    return parts
 
 
 class Frame(NamedTuple):

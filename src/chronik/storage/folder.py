@@ -31,6 +31,7 @@ from uuid import UUID
 
 from chronik.storage.commit_log import FILES_MAX, PAGE_BYTES, CommitLog, LogId, prepare_files
 from chronik.storage.commit_log import FOLDER_NAME as COMMIT_LOG_NAME
+from chronik.storage.direct_writes import DirectWriter
 from chronik.storage.disk import Disk, File, StorageError, read_file, write_file_atomic
 from chronik.storage.replaying import ReplayReport, read_entries, replay
 from chronik.storage.small_files import decode_lines, decode_value, encode_lines, encode_value
@@ -216,11 +217,11 @@ class DataFolder:
             disk.rename(f"{path}/{name}", f"{aside}/{name}")
         disk.sync_dir(aside)
 
-    def begin_commit_log(self, generation: UUID, size_bytes: int) -> CommitLog:
+    def begin_commit_log(self, generation: UUID, size_bytes: int, direct: DirectWriter | None = None) -> CommitLog:
         """Begin a commit log: from now on it counts. Blocks. `generation` is new; all files have `size_bytes`."""
         path, file_bytes = f"{self.path}/{COMMIT_LOG_NAME}", size_bytes // FILES_MAX // PAGE_BYTES * PAGE_BYTES
         files = prepare_files(self.disk, path, file_bytes)
-        commit_log = CommitLog(self.disk, path, generation, file_bytes, files, self.end_commit_log)
+        commit_log = CommitLog(self.disk, path, generation, file_bytes, files, self.end_commit_log, direct)
         try:
             self._change_meta(format_version=COMMIT_LOG_VERSION, commit_log=_named(generation))
         except OSError:

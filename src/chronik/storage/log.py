@@ -363,7 +363,7 @@ class Log:
 
         Run it in a thread, then call `flushed` or `flush_failed`. Raises OSError if an earlier sync failed.
         """
-        return self._syncs.flush_job()
+        return self._syncs.flush_job(self, self._active)
 
     def flushed(self, job: FlushJob) -> bool:
         """Record that the flush succeeded; return False if it has to be repeated."""
@@ -378,6 +378,7 @@ class Log:
 
     def _leave_commit_log(self) -> None:
         """Make the segments durable and the commit log's entries void, before the segments change. Blocks."""
+        self._syncs.end_flush()
         if self.frames is not None and self.frames.exist:
             self._syncs.sync_now(self._active)
             self.frames.void()
@@ -403,6 +404,7 @@ class Log:
         Return whether the log was closed cleanly, so that the next open needs no scan.
         """
         is_clean = not self.read_only_forever
+        self._syncs.end_flush()
         if is_clean and self._active is not None:
             try:
                 if self._has_garbage:
@@ -442,7 +444,9 @@ class Log:
             return self._segments.read_cached(offset, max_bytes, min(upto_offset, end_offset), min_one_batch)
         start, end, next_offset = span
         # These bytes were just written, so they are in the page cache.
-        return ReadResult(active.file.pread(start, end - start) if end > start else b"", next_offset)
+        data = active.file.pread(start, end - start) if end > start else b""
+        # Bypass NamedTuple's constructor, which is Python code.
+        return tuple.__new__(ReadResult, (data, next_offset))
 
     def read_job(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool = True) -> ReadJob:
         """Return the same read as a job. A thread calls it once; it returns the batches."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from errno import EIO
+from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
 from chronik.storage.aborted import Summary
@@ -28,6 +29,9 @@ from chronik.storage.snapshot import Snapshot, encode_snapshot
 EPOCHS_NAME: Final = "leader-epoch-checkpoint"
 SYNCED_END_NAME: Final = "synced-end"
 SNAPSHOTS_KEPT: Final = 2
+LATE_CHECKPOINTS_MAX: Final = 4
+"""A checkpoint of a log with entries in the commit log waits for the flush of its segments, but not until this many
+times the appended bytes after which it is due: acknowledgments would wait for it."""
 UNSYNCED_FILES_MAX: Final = 8
 """Closed segments that may wait for a sync; beyond that, each roll syncs the oldest itself."""
 
@@ -123,38 +127,59 @@ class SyncJob:
             note_synced_end(self.disk, self.folder, self.end_offset)
         if self.checkpoint is not None:
             try:
-                self._write_checkpoint(self.checkpoint)
+                write_checkpoint(self.disk, self.folder, self.checkpoint)
                 self.checkpointed = True
             except OSError:
                 # The data is durable; recovery starts at the previous checkpoint until one succeeds.
                 return
 
-    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        disk = self.disk
-        for path in checkpoint.index_paths:
-            try:
-                file = disk.open(path)
-            except FileNotFoundError:
-                # Retention or compaction removed the segment in the meantime.
-                continue
-            with closing(file):
-                file.datasync()
-        write_file_atomic(disk, f"{self.folder}/{EPOCHS_NAME}", checkpoint.epochs)
-        write_file_atomic(disk, segment_path(self.folder, checkpoint.offset, ".snapshot"), checkpoint.snapshot)
-        remove_files(disk, (segment_path(self.folder, offset, ".snapshot") for offset in checkpoint.outdated_offsets))
-
 
 @dataclass(eq=False)
 class FlushJob:
     """Syncs the segments that have entries in the commit log. A thread calls `run`; then the loop calls `Log.flushed`
-    or `Log.flush_failed`."""
+    or `Log.flush_failed`.
 
+    Appends and their syncs continue meanwhile. Other changes of the log first call `LogSyncs.end_flush`.
+    """
+
+    disk: Disk
+    folder: str
     files: Sequence[SharedFile]
+    end_offset: int
+    checkpoint: Checkpoint | None = None
+    checkpointed: bool = False
+    is_outdated: bool = False
+    """The log may have changed: nothing but the segments may be written. Guarded by `lock`."""
+    lock: Lock = field(default_factory=Lock)
 
     def run(self) -> None:
         """After an OSError, only the commit log is known to hold the records."""
         for shared in self.files:
             shared.file.datasync()
+        with self.lock, suppress(OSError):
+            # The data is durable: without these files, recovery reads more of it.
+            if self.is_outdated:
+                return
+            if self.end_offset > read_synced_end(self.disk, self.folder):
+                note_synced_end(self.disk, self.folder, self.end_offset)
+            if self.checkpoint is not None:
+                write_checkpoint(self.disk, self.folder, self.checkpoint)
+                self.checkpointed = True
+
+
+def write_checkpoint(disk: Disk, folder: str, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, durably. The data below its offset is durable."""
+    for path in checkpoint.index_paths:
+        try:
+            file = disk.open(path)
+        except FileNotFoundError:
+            # Retention or compaction removed the segment in the meantime.
+            continue
+        with closing(file):
+            file.datasync()
+    write_file_atomic(disk, f"{folder}/{EPOCHS_NAME}", checkpoint.epochs)
+    write_file_atomic(disk, segment_path(folder, checkpoint.offset, ".snapshot"), checkpoint.snapshot)
+    remove_files(disk, (segment_path(folder, offset, ".snapshot") for offset in checkpoint.outdated_offsets))
 
 
 @dataclass(slots=True, eq=False)
@@ -178,6 +203,8 @@ class LogSyncs:
     """Base offset and end of the durable part of the active segment, once this process has synced that segment."""
     _framed: dict[SharedFile, None] = field(default_factory=dict)
     """The files of segments with entries in the commit log that no sync covers yet."""
+    _flushing: FlushJob | None = None
+    """The last flush, until its outcome is known or no longer matters."""
     has_failed: bool = False
     """A sync of a segment failed: only the commit log may have what its entries cover."""
 
@@ -206,7 +233,7 @@ class LogSyncs:
 
     def request_checkpoint(self, checkpoint_bytes: int) -> None:
         """Write a checkpoint with the next sync."""
-        self.bytes_since_checkpoint = max(self.bytes_since_checkpoint, checkpoint_bytes)
+        self.bytes_since_checkpoint = max(self.bytes_since_checkpoint, LATE_CHECKPOINTS_MAX * checkpoint_bytes)
 
     def index_changed(self, path: str, checkpoint_bytes: int) -> None:
         """Sync the index file of a closed segment again, and write a checkpoint with the next sync."""
@@ -237,11 +264,14 @@ class LogSyncs:
         job = SyncJob(self.disk, self.folder, files, self._folders, log.log_end_offset, self._generation, active_end)
         base_offset, start = self._durable_end
         needs_segments = checkpoint or self._files or self._folders or base_offset != active.base_offset
+        can_frame = log.frames is not None and has_unsynced and not needs_segments and start < active.size_bytes
         self._files, self._folders = [], []
-        if checkpoint or self.bytes_since_checkpoint >= log.config.checkpoint_bytes:
+        due_bytes = log.config.checkpoint_bytes * (LATE_CHECKPOINTS_MAX if can_frame and self._framed else 1)
+        is_flushing = self._flushing is not None and self._flushing.checkpoint is not None
+        if checkpoint or (self.bytes_since_checkpoint >= due_bytes and not is_flushing):
             job.checkpoint = self._checkpoint(log, active)
             self.bytes_since_checkpoint = 0
-        elif log.frames is not None and has_unsynced and not needs_segments and start < active.size_bytes:
+        elif can_frame and log.frames is not None:
             job.appended = Appended(log.frames, files[-1], base_offset, start, active.size_bytes)
         self._running = job
         return job
@@ -253,23 +283,50 @@ class LogSyncs:
         for shared in (*self._files, *([] if active is None else [active.shared])):
             shared.file.datasync()
 
-    def flush_job(self) -> FlushJob | None:
+    def flush_job(self, log: Syncable, active: LogSegment | None) -> FlushJob | None:
         """Return a sync of the segments that have entries in the commit log, None if no segment has.
 
-        Raises OSError if a sync has failed: then the commit log must keep the entries.
+        It writes a checkpoint if that is due. Raises OSError if a sync has failed: then the commit log must keep the
+        entries.
         """
         if self.has_failed:
             raise OSError(EIO, "an earlier sync failed")
         if not self._framed:
             return None
-        job, self._framed = FlushJob(list(self._framed)), {}
+        job = FlushJob(self.disk, self.folder, list(self._framed), log.synced_end_offset)
+        self._framed = {}
+        is_due = self.bytes_since_checkpoint >= log.config.checkpoint_bytes
+        can_checkpoint = self._running is None or not self._running.is_direct
+        if is_due and can_checkpoint and active is not None and not self._files and active.shared in job.files:
+            job.checkpoint = self._checkpoint(log, active)
+            self.bytes_since_checkpoint = 0
+        self._flushing = job
         return job
+
+    def end_flush(self) -> None:
+        """Let a flush write nothing but segments from now on. Blocks while it is writing a checkpoint."""
+        job = self._flushing
+        if job is not None:
+            with job.lock:
+                job.is_outdated = True
+            self._flush_ended(job)
+
+    def _flush_ended(self, job: FlushJob) -> None:
+        if job is not self._flushing:
+            return
+        self._flushing = None
+        checkpoint = job.checkpoint
+        if checkpoint is not None and job.checkpointed:
+            self._note_checkpoint(checkpoint)
+        elif checkpoint is not None:
+            self._indexes = [*checkpoint.index_paths, *self._indexes]
 
     def flushed(self, job: FlushJob) -> bool:
         """Note that the flush succeeded; return whether that is certain.
 
         A failed sync is reported only once, perhaps to a sync of the same file that is still running.
         """
+        self._flush_ended(job)
         is_certain = not self.has_failed and (self._running is None or not self._running.is_direct)
         for shared in job.files:
             if is_certain:
@@ -318,13 +375,16 @@ class LogSyncs:
         if checkpoint is not None and not job.checkpointed:
             self._indexes = [*checkpoint.index_paths, *self._indexes]
         elif checkpoint is not None and is_current:
-            self.snapshots = [
-                offset
-                for offset in self.snapshots
-                if offset not in checkpoint.outdated_offsets and offset != checkpoint.offset
-            ]
-            self.snapshots.append(checkpoint.offset)
+            self._note_checkpoint(checkpoint)
         return is_current
+
+    def _note_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.snapshots = [
+            offset
+            for offset in self.snapshots
+            if offset not in checkpoint.outdated_offsets and offset != checkpoint.offset
+        ]
+        self.snapshots.append(checkpoint.offset)
 
     def _checkpoint(self, log: Syncable, active: LogSegment) -> Checkpoint | None:
         if not active.offset_index.try_write() or not active.time_index.try_write():

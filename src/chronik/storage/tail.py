@@ -71,4 +71,5 @@ class Tail:
                 if stop == len(offsets):
                     return Span(start, end_position, end_offset)
             next_offset, end = offsets[stop], positions[stop]
-        return Span(start, end, next_offset)
+        # Bypass NamedTuple's constructor, which is Python code: nearly every read takes this path.
+        return tuple.__new__(Span, (start, end, next_offset))

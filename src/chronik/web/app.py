@@ -37,6 +37,7 @@ from chronik.web.client_metrics import client_metrics_view
 from chronik.web.events import EventHub
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.guard import EVERYONE, TOKEN_SECONDS, Guard
+from chronik.web.known_answers import KnownAnswers, view_of
 from chronik.web.node_view import REASONS, NodeView, require_image, require_topic
 from chronik.web.offsets import OffsetSampler
 from chronik.web.openapi import PLAIN_TEXT, Endpoint, describe
@@ -93,6 +94,7 @@ def create_app(node: NodeView) -> Starlette:
         middleware=[Middleware(SafeHeaders, node)],
     )
     app.state.close = hub.close
+    app.state.known = KnownAnswers(partial(view_of, node))
     return app
 
 

@@ -14,6 +14,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from chronik.web.known_answers import KnownAnswers, Recording
+
 CONNECTIONS_MAX = 400
 REQUESTS_MAX = 200
 """Concurrent requests, including open event streams. Health checks are neither counted nor rejected."""
@@ -56,10 +58,12 @@ class WaitingConnections(dict["HttpConnection", float]):
 class HttpConnection(H11Protocol):
     """uvicorn's connection. It also tracks whether it waits, and aborts if the peer does not read."""
 
-    def __init__(self, waiting: WaitingConnections, **more: Any) -> None:
+    def __init__(self, waiting: WaitingConnections, known: KnownAnswers, **more: Any) -> None:
         super().__init__(**more)
         self.is_given_up = False
         self._waiting = waiting
+        self._known = known
+        self._recording: Recording | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -69,10 +73,24 @@ class HttpConnection(H11Protocol):
             self._waiting.drop_oldest()
 
     def data_received(self, data: bytes) -> None:
+        answer = self._known.find(self, data)
+        if answer is not None:
+            # `WaitingConnections` has the limit on idle time, without a timer for each answer.
+            self._unset_keepalive_if_required()
+            self.transport.write(answer)
+            self._waiting.pop(self, None)
+            self._note()
+            return
+        is_next = self.cycle is None or self.cycle.response_complete
         super().data_received(data)
+        if is_next:
+            self._recording = self._known.record(self, data)
         self._note()
 
     def on_response_complete(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            self._known.keep(recording, self)
         super().on_response_complete()
         self._note()
 

@@ -28,6 +28,7 @@ from chronik.schemas.parsing import TYPES
 from chronik.schemas.state import State, Version, context_of, normal_subject
 from chronik.web.answers import CHALLENGE, Refusal, Visitor
 from chronik.web.guard import Guard
+from chronik.web.known_answers import VIEW, view_of
 from chronik.web.node_view import NodeView
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
@@ -56,6 +57,7 @@ class RegistryRoute(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        view = view_of(self._node)
         try:
             answer = _answer(await self._respond(request), content_type=_content_type(request))
         except Refused as error:
@@ -64,6 +66,9 @@ class RegistryRoute(BaseRoute):
             answer = _answer({"error_code": refusal.status, "message": refusal.line}, refusal.status)
             if refusal.status == 401:
                 answer.headers["www-authenticate"] = CHALLENGE
+        if view is not None and answer.status_code == 200 and view == view_of(self._node):
+            # A GET that succeeds is answered from this state, or from what never changes.
+            scope.setdefault("state", {})[VIEW] = view
         await answer(scope, receive, send)
 
     async def _respond(self, request: Request) -> Any:

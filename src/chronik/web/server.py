@@ -61,7 +61,7 @@ class WebServer:
         waiting = WaitingConnections()
 
         def make(**more: Any) -> asyncio.BaseProtocol:
-            connection = HttpConnection(waiting, **more)
+            connection = HttpConnection(waiting, app.state.known, **more)
             return connection if tls is None else tls.accept_whole_reads(connection)
 
         self._server = _Server(

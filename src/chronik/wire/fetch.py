@@ -7,12 +7,14 @@
     topic               name string (topic_id uuid from 13), partitions array
     partition           index int32, from 9 current_leader_epoch int32, fetch_offset int64,
                         from 12 last_fetched_epoch int32, from 5 log_start_offset int64, max_bytes int32,
-                        tagged from 17: 0 replica_directory_id uuid; from 18: 1 high_watermark int64
+                        tagged from 17: 0 replica_directory_id uuid; from 18: 1 high_watermark int64;
+                        between nodes of Chronik: 1000 received_position
+    received_position   offset int64, last_epoch int32, wants_records int8
     forgotten topic     name string (topic_id uuid from 13), partitions array of int32
     replica_state       replica_id int32, replica_epoch int64, tagged fields
 
     response             throttle_time_ms int32, from 7 error_code int16 and session_id int32, topics array,
-                         tagged from 16: 0 node_endpoints
+                         tagged from 16: 0 node_endpoints; between nodes of Chronik: 1000 takes_received, empty
     topic                name string (topic_id uuid from 13), partitions array
     partition            index int32, error_code int16, high_watermark int64, last_stable_offset int64,
                          from 5 log_start_offset int64, aborted_transactions nullable array,
@@ -65,6 +67,7 @@ _PARTITION_4: Final = Struct(">iqi")
 _PARTITION_5: Final = Struct(">iqqi")
 _PARTITION_9: Final = Struct(">iiqqi")
 _PARTITION_12: Final = Struct(">iiqiqi")
+_RECEIVED: Final = Struct(">qib")
 _REPLICA_STATE: Final = Struct(">iq")
 _RESPONSE_START_4: Final = Struct(">i")
 _RESPONSE_START_7: Final = Struct(">ihi")
@@ -72,6 +75,11 @@ _PARTITION_RESPONSE_4: Final = Struct(">ihqq")
 _PARTITION_RESPONSE_5: Final = Struct(">ihqqq")
 _ABORTED: Final = Struct(">qq")
 _DIVERGING_EPOCH: Final = Struct(">iq")
+# With an empty tagged section.
+_PARTITION_12_UNTAGGED: Final = Struct(">iiqiqix")
+_PARTITION_12_BYTES: Final = 33
+# A partition with nothing but its offsets: no aborted transactions, no records, no tagged fields.
+_OFFSETS_12: Final = Struct(">ihqqqBiBB")
 # A partition without aborted transactions, up to the length of its records.
 _NULL_ABORTED_4: Final = Struct(">ihqqii")
 _NULL_ABORTED_5: Final = Struct(">ihqqqii")
@@ -79,12 +87,30 @@ _NULL_ABORTED_11: Final = Struct(">ihqqqiii")
 _NULL_ABORTED_12: Final = Struct(">ihqqqBi")
 
 HIGH_WATERMARK_NOT_SENT: Final = (1 << 63) - 1
+OWN_TAG: Final = 1000
+"""The tag of fields that only nodes of Chronik send each other: Kafka numbers its own from 0."""
+_TAKES_RECEIVED: Final = b"\x01" + uvarint(OWN_TAG) + b"\x00"
 
 Forgotten = tuple[str | None, UUID | None, list[int]]
 
 
+class ReceivedPosition(NamedTuple):
+    """The end of a follower's log, whose last part is not durable yet, and the epoch of its last record.
+
+    Without `wants_records` the fetch only reports positions: what the follower requested before still applies.
+    """
+
+    offset: int
+    last_epoch: int
+    wants_records: bool
+
+
 class FetchPartition(NamedTuple):
-    """`high_watermark` is the one that the follower already knows (KIP-1166); HIGH_WATERMARK_NOT_SENT for consumers."""
+    """`high_watermark` is the one that the follower already knows (KIP-1166); HIGH_WATERMARK_NOT_SENT for consumers.
+
+    A follower has everything below `fetch_offset` durably. It requests records from there on, or from its `received`
+    position if there is one.
+    """
 
     partition: int
     current_leader_epoch: int
@@ -93,9 +119,19 @@ class FetchPartition(NamedTuple):
     log_start_offset: int
     max_bytes: int
     high_watermark: int = HIGH_WATERMARK_NOT_SENT
+    received: ReceivedPosition | None = None
+
+    @property
+    def read_offset(self) -> int:
+        """The offset of the first record that is requested."""
+        return self.fetch_offset if self.received is None else self.received.offset
 
 
-@dataclass(slots=True)
+_NOT_STATED: Final = tuple(FetchPartition._field_defaults.values())
+
+
+# Constructors by hand, because mypyc does not compile a dataclass's own one, and each fetch has many of these objects.
+@dataclass(slots=True, init=False)
 class FetchTopic:
     """Identified by name, or by id from version 13; the other one is None."""
 
@@ -103,37 +139,94 @@ class FetchTopic:
     topic_id: UUID | None
     partitions: list[FetchPartition]
 
+    def __init__(self, name: str | None, topic_id: UUID | None, partitions: list[FetchPartition]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions = partitions
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class FetchRequest:
-    replica_id: int = -1
-    max_wait_ms: int = 0
-    min_bytes: int = 0
-    max_bytes: int = 0x7FFFFFFF
-    isolation_level: int = 0
-    session_id: int = 0
-    session_epoch: int = -1
-    topics: list[FetchTopic] = field(default_factory=list)
-    forgotten: list[Forgotten] = field(default_factory=list)
-    rack_id: str = ""
-    cluster_id: str | None = None
-    replica_epoch: int = -1
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    topics: list[FetchTopic]
+    forgotten: list[Forgotten]
+    rack_id: str
+    cluster_id: str | None
+    replica_epoch: int
+
+    def __init__(
+        self,
+        replica_id: int = -1,
+        max_wait_ms: int = 0,
+        min_bytes: int = 0,
+        max_bytes: int = 0x7FFFFFFF,
+        isolation_level: int = 0,
+        session_id: int = 0,
+        session_epoch: int = -1,
+        topics: list[FetchTopic] | None = None,
+        forgotten: list[Forgotten] | None = None,
+        rack_id: str = "",
+        cluster_id: str | None = None,
+        replica_epoch: int = -1,
+    ) -> None:
+        self.replica_id = replica_id
+        self.max_wait_ms = max_wait_ms
+        self.min_bytes = min_bytes
+        self.max_bytes = max_bytes
+        self.isolation_level = isolation_level
+        self.session_id = session_id
+        self.session_epoch = session_epoch
+        self.topics = [] if topics is None else topics
+        self.forgotten = [] if forgotten is None else forgotten
+        self.rack_id = rack_id
+        self.cluster_id = cluster_id
+        self.replica_epoch = replica_epoch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class FetchPartitionResponse:
     partition: int
-    error_code: int = 0
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    log_start_offset: int = -1
-    aborted_transactions: Sequence[tuple[int, int]] | None = None
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted_transactions: Sequence[tuple[int, int]] | None
     """Producer id and first offset of each; None for read_uncommitted consumers."""
-    preferred_read_replica: int = -1
-    records: Buffer = b""
-    diverging_epoch: tuple[int, int] | None = None
+    preferred_read_replica: int
+    records: Buffer
+    diverging_epoch: tuple[int, int] | None
     """The epoch and its end offset."""
-    current_leader: tuple[int, int] | None = None
+    current_leader: tuple[int, int] | None
+
+    def __init__(
+        self,
+        partition: int,
+        error_code: int = 0,
+        high_watermark: int = -1,
+        last_stable_offset: int = -1,
+        log_start_offset: int = -1,
+        aborted_transactions: Sequence[tuple[int, int]] | None = None,
+        preferred_read_replica: int = -1,
+        records: Buffer = b"",
+        diverging_epoch: tuple[int, int] | None = None,
+        current_leader: tuple[int, int] | None = None,
+    ) -> None:
+        self.partition = partition
+        self.error_code = error_code
+        self.high_watermark = high_watermark
+        self.last_stable_offset = last_stable_offset
+        self.log_start_offset = log_start_offset
+        self.aborted_transactions = aborted_transactions
+        self.preferred_read_replica = preferred_read_replica
+        self.records = records
+        self.diverging_epoch = diverging_epoch
+        self.current_leader = current_leader
 
 
 TopicResponse = tuple[str | None, UUID | None, list[FetchPartitionResponse]]
@@ -146,6 +239,8 @@ class FetchResponse:
     topics: list[TopicResponse]
     throttle_ms: int = 0
     node_endpoints: Sequence[tuple[int, str, int, str | None]] = field(default_factory=list)
+    takes_received: bool = False
+    """Whether the leader understands received positions, in the first response of a follower's session."""
 
 
 def read_fetch_request(version: int, frame: memoryview, at: int) -> FetchRequest:
@@ -238,22 +333,47 @@ def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTo
         if partition_count < 0 or elements_left < 0:
             raise MalformedRequest(f"topic with {partition_count} partitions")
         partitions: list[FetchPartition] = []
-        if flexible:
+        untagged = _read_untagged(frame, at, partition_count) if flexible else None
+        if untagged is not None:
+            partitions = untagged
+            at += partition_count * _PARTITION_12_BYTES
+            at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
+        elif flexible:
             for _ in range(partition_count):
-                partition = FetchPartition(*_PARTITION_12.unpack_from(frame, at))
+                values = _PARTITION_12.unpack_from(frame, at)
                 at += 32
+                high_watermark: int = HIGH_WATERMARK_NOT_SENT
+                received: ReceivedPosition | None = None
                 if frame[at] == 0:
                     at += 1
                 else:
                     tags, at = read_tags(frame, at, tags_left)
                     if 1 in tags and version >= 18:
-                        partition = partition._replace(high_watermark=_INT64.unpack_from(tags[1])[0])
-                partitions.append(partition)
+                        (high_watermark,) = _INT64.unpack_from(tags[1])
+                    if OWN_TAG in tags:
+                        offset, last_epoch, wants_records = _RECEIVED.unpack_from(tags[OWN_TAG])
+                        received = ReceivedPosition(offset, last_epoch, bool(wants_records))
+                partitions.append(tuple.__new__(FetchPartition, (*values, high_watermark, received)))
             at = at + 1 if frame[at] == 0 else skip_tags(frame, at, tags_left)
         else:
             at = _read_old_partitions(version, frame, at, partition_count, partitions)
         topics.append(FetchTopic(name, topic_id, partitions))
     return topics, at
+
+
+def _read_untagged(frame: memoryview, at: int, count: int) -> list[FetchPartition] | None:
+    """Read the partitions of a topic if none has tagged fields; else return None.
+
+    Consumers may request thousands of partitions each time: this reads them at once, and makes the tuples without
+    FetchPartition's own constructor, which is Python code.
+    """
+    end = at + count * _PARTITION_12_BYTES
+    if end > len(frame) or any(bytes(frame[at + _PARTITION_12_BYTES - 1 : end : _PARTITION_12_BYTES])):
+        return None
+    return [
+        tuple.__new__(FetchPartition, values + _NOT_STATED)
+        for values in _PARTITION_12_UNTAGGED.iter_unpack(frame[at:end])
+    ]
 
 
 def _read_old_partitions(version: int, frame: memoryview, at: int, count: int, out: list[FetchPartition]) -> int:
@@ -331,13 +451,15 @@ def _put_count(out: bytearray, flexible: bool, count: int) -> None:
 
 
 def _put_partition(out: bytearray, version: int, partition: FetchPartition) -> None:
-    index, epoch, fetch_offset, last_epoch, log_start_offset, max_bytes, high_watermark = partition
+    index, epoch, fetch_offset, last_epoch, log_start_offset, max_bytes, high_watermark, received = partition
     if version >= FLEXIBLE_FROM:
         out += _PARTITION_12.pack(index, epoch, fetch_offset, last_epoch, log_start_offset, max_bytes)
-        if high_watermark == HIGH_WATERMARK_NOT_SENT or version < 18:
-            out.append(0)
-        else:
-            out += b"\x01\x01\x08" + _INT64.pack(high_watermark)
+        has_watermark = high_watermark != HIGH_WATERMARK_NOT_SENT and version >= 18
+        out.append(has_watermark + (received is not None))
+        if has_watermark:
+            out += b"\x01\x08" + _INT64.pack(high_watermark)
+        if received is not None:
+            out += uvarint(OWN_TAG) + b"\x0d" + _RECEIVED.pack(*received)
     elif version >= 9:
         out += _PARTITION_9.pack(index, epoch, fetch_offset, log_start_offset, max_bytes)
     elif version >= 5:
@@ -375,6 +497,8 @@ def write_fetch_response(
     topics: Sequence[TopicResponse],
     throttle_ms: int = 0,
     node_endpoints: Sequence[tuple[int, str, int, str | None]] = (),
+    *,
+    takes_received: bool = False,
 ) -> list[Buffer]:
     """Return the body of a response in parts: the given record buffers between encoded fields, without copies."""
     flexible = version >= FLEXIBLE_FROM
@@ -389,19 +513,35 @@ def write_fetch_response(
         out += uvarint(len(partitions) + 1) if flexible else _INT32.pack(len(partitions))
         for partition in partitions:
             records = partition.records
+            has_tags = partition.current_leader is not None or partition.diverging_epoch is not None
+            if flexible and not records and not has_tags and not partition.aborted_transactions:
+                # Most partitions of most responses.
+                out += _OFFSETS_12.pack(
+                    partition.partition,
+                    partition.error_code,
+                    partition.high_watermark,
+                    partition.last_stable_offset,
+                    partition.log_start_offset,
+                    0 if partition.aborted_transactions is None else 1,
+                    partition.preferred_read_replica,
+                    1,
+                    0,
+                )
+                continue
             _put_partition_start(out, version, partition, len(records))
             if records:
                 buffers.append(out)
                 buffers.append(records)
                 out = bytearray()
-            if flexible:
-                if partition.current_leader is None and partition.diverging_epoch is None:
-                    out.append(0)
-                else:
-                    _put_partition_tags(out, partition)
+            if has_tags and flexible:
+                _put_partition_tags(out, partition)
+            elif flexible:
+                out.append(0)
         if flexible:
             out.append(0)
-    if version >= NODE_ENDPOINTS_FROM:
+    if takes_received and flexible:
+        out += _TAKES_RECEIVED
+    elif version >= NODE_ENDPOINTS_FROM:
         out += node_endpoints_tags(node_endpoints)
     elif flexible:
         out.append(0)
@@ -467,6 +607,7 @@ def read_fetch_response(version: int, body: memoryview, at: int = 0) -> FetchRes
             tags, at = read_tags(body, at)
             if 0 in tags and version >= NODE_ENDPOINTS_FROM:
                 response.node_endpoints = read_node_endpoints(tags[0])
+            response.takes_received = OWN_TAG in tags
     except (error, IndexError) as e:
         raise MalformedRequest("Fetch response cut short") from e
     if at != len(body):

@@ -62,7 +62,8 @@ Leader = tuple[int, int]
 TopicResponse = tuple[str | None, UUID | None, "list[ProducePartitionResponse]"]
 
 
-@dataclass(slots=True)
+# Constructors by hand, because mypyc does not compile a dataclass's own one, and each request has these objects.
+@dataclass(slots=True, init=False)
 class ProduceTopic:
     """Identified by name, or by id from version 13; the other one is None."""
 
@@ -70,25 +71,58 @@ class ProduceTopic:
     topic_id: UUID | None
     partitions: list[tuple[int, memoryview | None]]
 
+    def __init__(
+        self, name: str | None, topic_id: UUID | None, partitions: list[tuple[int, memoryview | None]]
+    ) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions = partitions
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class ProduceRequest:
     transactional_id: str | None
     acks: int
     timeout_ms: int
     topics: list[ProduceTopic]
 
+    def __init__(self, transactional_id: str | None, acks: int, timeout_ms: int, topics: list[ProduceTopic]) -> None:
+        self.transactional_id = transactional_id
+        self.acks = acks
+        self.timeout_ms = timeout_ms
+        self.topics = topics
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class ProducePartitionResponse:
     partition: int
-    error_code: int = 0
-    base_offset: int = -1
-    log_append_time_ms: int = -1
-    log_start_offset: int = -1
-    error_message: str | None = None
-    current_leader: Leader | None = None
-    record_errors: Sequence[tuple[int, str | None]] = ()
+    error_code: int
+    base_offset: int
+    log_append_time_ms: int
+    log_start_offset: int
+    error_message: str | None
+    current_leader: Leader | None
+    record_errors: Sequence[tuple[int, str | None]]
+
+    def __init__(
+        self,
+        partition: int,
+        error_code: int = 0,
+        base_offset: int = -1,
+        log_append_time_ms: int = -1,
+        log_start_offset: int = -1,
+        error_message: str | None = None,
+        current_leader: Leader | None = None,
+        record_errors: Sequence[tuple[int, str | None]] = (),
+    ) -> None:
+        self.partition = partition
+        self.error_code = error_code
+        self.base_offset = base_offset
+        self.log_append_time_ms = log_append_time_ms
+        self.log_start_offset = log_start_offset
+        self.error_message = error_message
+        self.current_leader = current_leader
+        self.record_errors = record_errors
 
 
 @dataclass(slots=True)

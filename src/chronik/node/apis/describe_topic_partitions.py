@@ -66,7 +66,7 @@ class _Page:
     def __init__(self, image: ClusterImage, request: Request, partitions_max: int) -> None:
         self._image = image
         self._access = request.access
-        self._absent = AbsentBrokers.on(image, request)
+        self._absent = AbsentBrokers.on(image, request.listener)
         self._left = partitions_max
 
     def described(self, names: Iterable[str], first: Cursor, hidden: set[str], covers_all: bool) -> Values:
@@ -91,7 +91,7 @@ class _Page:
         return {"topics": topics, "next_cursor": None}
 
     def _topic(self, topic: TopicImage, start: int, end: int) -> Values:
-        values = described_topic(self._image, topic, self._absent)
+        values = described_topic(topic, self._absent)
         operations = self._access.authorized_operations(ResourceType.TOPIC, topic.name)
         partitions = [
             {

@@ -33,7 +33,7 @@ async def handle(metadata: MetadataLog, controller: ControllerService, request: 
         raise KafkaError(ErrorCode.invalid_request, f"there is no election type {kind}")
     covers_all = message.topic_partitions is None
     if covers_all:
-        partitions = _all(metadata.image)
+        partitions = _all_electable(metadata.image, kind)
     else:
         partitions = [(topic.topic, index) for topic in message.topic_partitions for index in topic.partitions]
     if kind == PREFERRED:
@@ -54,9 +54,14 @@ async def handle(metadata: MetadataLog, controller: ControllerService, request: 
     }
 
 
-def _all(image: ClusterImage) -> list[Key]:
+def _all_electable(image: ClusterImage, kind: int) -> list[Key]:
+    """Return the partitions that need such an election: all others would only be refused, one by one."""
+    live = frozenset(broker.id for broker in image.live_brokers())
     return [
-        (name, partition.partition) for name, topic in sorted(image.topics.items()) for partition in topic.partitions
+        (name, partition.partition)
+        for name, topic in sorted(image.topics.items())
+        for partition in topic.partitions
+        if (partition.leader != partition.replicas[0] if kind == PREFERRED else partition.leader not in live)
     ]
 
 

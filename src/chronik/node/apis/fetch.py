@@ -25,8 +25,8 @@ Not supported: records above the watermark for consumers, except with `visibilit
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 from uuid import UUID
@@ -43,7 +43,7 @@ from chronik.node.serving.fetch_sessions import (
     NO_SESSION,
     FetchSession,
     FetchSessions,
-    PartitionKey,
+    TopicKey,
 )
 from chronik.node.serving.server import Server
 from chronik.observe.traces import PartitionTrace, TraceRing, error_name
@@ -119,69 +119,113 @@ def _refuse_replica(request: Request, reply: Reply, fetch: FetchRequest) -> None
     reply.send(write_fetch_response(request.api_version, 0, NO_SESSION, topics))
 
 
-@dataclass(slots=True, eq=False)
 class PendingFetch:
     """A fetch until it is answered: reads the available data, and waits for more if that is not enough.
+
+    A consumer may request thousands of partitions each time, of which few have news. So a fetch that has waited reads
+    only the partitions that notified it, once for all that did in the same turn of the loop.
 
     Owned by the loop. Answered once: with data, at its deadline, or never if its connection closes first.
     """
 
-    _node: Services
-    _request: Request
-    _reply: Reply
-    _fetch: FetchRequest
-    _session: FetchSession | None
-    _incremental: bool
-    _entries: list[tuple[PartitionKey, FetchPartition]] = field(init=False)
-    _min_bytes: int = field(init=False)
-    _waiting_on: list[Partition] = field(default_factory=list)
-    _timer: asyncio.TimerHandle | None = None
-    _arrived_bytes: int = 0
-    _reading: bool = False
-    _is_over: bool = False
-    _is_full: bool = False
-    """The response cannot grow by waiting: the limits are reached, or the consumer should read elsewhere."""
-    _quota_bytes_max: int = UNLIMITED_BYTES
-    """What the client's quota allows in a response."""
-    _is_settling: bool = False
-    """A partition's new leader may have the data in a moment."""
-    _trace: FetchTrace | None = None
-    _is_read_committed: bool = field(init=False)
-    _lookups: list[AbortedLookup] = field(default_factory=list)
-    """Begun by the last `_read` of a read_committed fetch, if what it returns may contain aborted transactions."""
-    _stable: dict[Partition, int] = field(default_factory=dict)
-    """The last stable offset of each partition that a read_committed fetch waits for."""
-    _held_back: set[Partition] = field(default_factory=set)
-    """The partitions of `_stable` in which an open transaction hides visible records."""
+    __slots__ = (
+        "_arrived_bytes",
+        "_fetch",
+        "_held_back",
+        "_incremental",
+        "_is_full",
+        "_is_over",
+        "_is_read_committed",
+        "_is_settling",
+        "_lookups",
+        "_min_bytes",
+        "_news",
+        "_node",
+        "_partitions",
+        "_quota_bytes_max",
+        "_reading",
+        "_reply",
+        "_request",
+        "_requested",
+        "_responses",
+        "_session",
+        "_stable",
+        "_timer",
+        "_topics",
+        "_trace",
+        "_waiting_on",
+        "_wake",
+    )
 
-    def __post_init__(self) -> None:
-        fetch, node = self._fetch, self._node
-        self._entries = self._requested()
+    def __init__(
+        self,
+        node: Services,
+        request: Request,
+        reply: Reply,
+        fetch: FetchRequest,
+        session: FetchSession | None,
+        incremental: bool,
+    ) -> None:
+        self._node = node
+        self._request = request
+        self._reply = reply
+        self._fetch = fetch
+        self._session = session
+        self._incremental = incremental
+        # Lists with one item for each requested partition, because a tuple for each is more work for the collector.
+        self._requested: list[FetchPartition] = []
+        self._topics: list[TopicKey] = []
+        """Partitions of a topic share its key, so that a read looks up each topic once."""
+        self._list_requested()
+        self._responses: list[FetchPartitionResponse] = []
+        """As of the last read of each partition."""
+        self._partitions: list[Partition] = []
+        """Filled by a read of all partitions without an error."""
+        self._waiting_on: dict[Partition, int] = {}
+        """The position of each partition in these lists, while the fetch waits for data."""
+        self._news: dict[int, None] = {}
+        """The positions of the partitions to read again."""
+        self._wake: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._arrived_bytes = 0
+        self._reading = False
+        self._is_over = False
+        self._is_full = False
+        """The response cannot grow by waiting: the limits are reached, or the consumer should read elsewhere."""
+        self._is_settling = False
+        """A partition's new leader may have the data in a moment."""
         self._is_read_committed = fetch.isolation_level == READ_COMMITTED
-        # Never wait for more bytes than the limits allow in a response.
-        limits = self._request.limits
+        self._lookups: list[AbortedLookup] = []
+        """Begun by the last `_read` of a read_committed fetch, if what it returns may contain aborted transactions."""
+        self._stable: dict[Partition, int] = {}
+        """The last stable offset of each partition that a read_committed fetch waits for."""
+        self._held_back: set[Partition] = set()
+        """The partitions of `_stable` in which an open transaction hides visible records."""
+        limits = request.limits
         quota_bytes_max = None if limits is None else limits.fetch_bytes_max
-        if quota_bytes_max is not None:
-            self._quota_bytes_max = quota_bytes_max
+        self._quota_bytes_max = UNLIMITED_BYTES if quota_bytes_max is None else quota_bytes_max
+        """What the client's quota allows in a response."""
+        # Never wait for more bytes than the limits allow in a response.
         self._min_bytes = min(
             fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed(), self._quota_bytes_max
         )
-        if node.runtime.traces.topics:
-            self._trace = self._traced()
+        self._trace: FetchTrace | None = self._traced() if node.runtime.traces.topics else None
 
     def _traced(self) -> FetchTrace:
         node = self._node
-        named = [(self._name(key), requested) for key, requested in self._entries]
+        named = [(self._name(topic), each) for topic, each in zip(self._topics, self._requested, strict=True)]
         return FetchTrace(node.runtime.traces, self._request, self._fetch, named, node.runtime.loop.time)
 
-    def _requested(self) -> list[tuple[PartitionKey, FetchPartition]]:
+    def _list_requested(self) -> None:
         if self._session is not None:
-            return [(key, entry.requested) for key, entry in self._session.partitions.items()]
-        return [
-            (((topic.name, topic.topic_id.bytes if topic.topic_id else None), requested.partition), requested)
-            for topic in self._fetch.topics
-            for requested in topic.partitions
-        ]
+            partitions = self._session.partitions
+            self._requested = [partition.requested for partition in partitions.values()]
+            self._topics = [topic for topic, _ in partitions]
+            return
+        for topic in self._fetch.topics:
+            key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
+            self._requested += topic.partitions
+            self._topics += [key] * len(topic.partitions)
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
@@ -190,33 +234,38 @@ class PendingFetch:
         if limits is not None and limits.is_over():
             self._answer([])
             return
-        responses, size_bytes, failed, cold = self._read()
+        size_bytes, failed, cold = self._read_all()
         if cold:
-            self._read_cold(responses, cold)
+            self._read_cold(cold)
         elif (
             failed
             or self._is_full
             or (size_bytes >= self._min_bytes and not self._is_settling)
             or self._fetch.max_wait_ms <= 0
-            or not self._entries
+            or not self._requested
         ):
-            self._finish_reading(responses)
+            self._finish_reading()
         else:
             self._cancel_lookups()
             self._wait(size_bytes)
 
     def _wait(self, size_bytes: int) -> None:
         self._arrived_bytes = size_bytes
-        for key, _ in self._entries:
-            name = self._name(key)
-            partition = None if name is None else self._node.host.partitions.get((name, key[1]))
-            if partition is not None:
-                partition.wait_for_data(self)
-                self._waiting_on.append(partition)
-                if self._is_read_committed:
-                    stable = self._stable[partition] = partition.last_stable_offset
-                    if stable < partition.visible_end_offset:
-                        self._held_back.add(partition)
+        waiting_on = self._waiting_on
+        for at, partition in enumerate(self._partitions):
+            partition.wait_for_data(self)
+            waiting_on[partition] = at
+            response = self._responses[at]
+            if len(response.records):
+                # Read again later: thousands of waiting fetches must not hold records in memory.
+                response.records = b""
+                self._news[at] = None
+            if self._is_read_committed:
+                # The offsets that were read in this turn of the loop, unless the partition is settling.
+                stable = partition.last_stable_offset if response.error_code else response.last_stable_offset
+                self._stable[partition] = stable
+                if stable < partition.visible_end_offset:
+                    self._held_back.add(partition)
         if self._trace is not None:
             self._trace.waits()
         loop = self._node.runtime.loop
@@ -224,6 +273,10 @@ class PendingFetch:
         self._request.connection.when_closed(self, self._abandon)
 
     def data_arrived(self, partition: Partition, size_bytes: int) -> None:
+        at = self._waiting_on.get(partition)
+        if at is None:
+            return
+        self._news[at] = None
         if self._is_read_committed:
             size_bytes = self._stable_bytes(partition, size_bytes)
             if not size_bytes:
@@ -231,8 +284,9 @@ class PendingFetch:
         self._arrived_bytes += size_bytes
         if self._trace is not None:
             self._trace.arrived(partition.trace, size_bytes)
-        if self._arrived_bytes >= self._min_bytes and not partition.is_settling:
-            self._finish()
+        if self._wake is None and self._arrived_bytes >= self._min_bytes and not partition.is_settling:
+            # In the next turn of the loop, with everything that arrives in this one.
+            self._wake = self._node.runtime.loop.call_soon(self._finish_with_news)
 
     def _stable_bytes(self, partition: Partition, size_bytes: int) -> int:
         """Return how many bytes have become stable, when `size_bytes` have become visible."""
@@ -249,7 +303,19 @@ class PendingFetch:
     def partition_gone(self) -> None:
         self._finish()
 
+    def _finish_with_news(self) -> None:
+        is_listed_twice = len(self._waiting_on) < len(self._requested)
+        if self._is_settling or is_listed_twice or not self._node.host.replication.lease_is_valid():
+            # What was read before may be wrong by now.
+            self._news = {}
+        self._end_wait()
+
     def _finish(self) -> None:
+        """Answer with a new read of all partitions."""
+        self._news = {}
+        self._end_wait()
+
+    def _end_wait(self) -> None:
         if self._is_over or self._reading:
             return
         self._stop_waiting()
@@ -260,58 +326,90 @@ class PendingFetch:
             limits.run(self._read_again)
 
     def _read_again(self) -> None:
-        responses, _, _, cold = self._read()
+        _, _, cold = self._read(sorted(self._news)) if self._news else self._read_all()
         if cold:
-            self._read_cold(responses, cold)
+            self._read_cold(cold)
         else:
-            self._finish_reading(responses)
+            self._finish_reading()
 
     def _abandon(self) -> None:
         self._is_over = True
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for handle in (self._timer, self._wake):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._wake = None
         for partition in self._waiting_on:
             partition.stop_waiting(self)
-        self._waiting_on = []
+        self._waiting_on = {}
         self._request.connection.forget(self)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _name(self, key: PartitionKey) -> str | None:
-        (name, topic_id), _ = key
+    def _name(self, topic: TopicKey) -> str | None:
+        name, topic_id = topic
         if name is None and topic_id is not None:
             name = self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
         return name
 
-    def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[ColdRead]]:
-        """Read every partition up to the size limit. Reads that miss the page cache are returned as jobs instead."""
+    def _read_all(self) -> tuple[int, bool, list[ColdRead]]:
+        self._responses = [FetchPartitionResponse(requested.partition) for requested in self._requested]
+        self._partitions = []
+        return self._read(range(len(self._requested)))
+
+    def _read(self, positions: Sequence[int]) -> tuple[int, bool, list[ColdRead]]:
+        """Read the partitions at these positions, in this order, up to the size limit.
+
+        Return the number of bytes, whether any partition has an error, and the reads that miss the page cache, which
+        are left to the caller.
+        """
         left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed(), self._quota_bytes_max)
-        responses: list[FetchPartitionResponse] = []
+        responses, hosted = self._responses, self._node.host.partitions
+        is_full_read = not self._partitions
         size_bytes = 0
         failed = False
         cold: list[ColdRead] = []
-        allowed: dict[str, bool] | None = None if self._request.access.is_open else {}
-        for key, requested in self._entries:
-            response = FetchPartitionResponse(requested.partition)
-            responses.append(response)
+        has_lease = self._node.host.replication.lease_is_valid()
+        topic: TopicKey | None = None
+        name: str | None = None
+        may_read = True
+        for at in positions:
+            requested = self._requested[at]
+            index = requested.partition
+            response = responses[at]
+            if not is_full_read:
+                response = responses[at] = FetchPartitionResponse(index)
             partition: Partition | None = None
             try:
-                partition = self._require(key, requested, allowed)
+                if self._topics[at] is not topic:
+                    topic = self._topics[at]
+                    name = self._name(topic)
+                    may_read = name is None or self._may_read(name)
+                if name is None:
+                    raise KafkaError(ErrorCode.unknown_topic_id)
+                if not may_read:
+                    raise KafkaError(ErrorCode.topic_authorization_failed)
+                partition = hosted.get((name, index))
+                if partition is None or not has_lease or not partition.accepts_requests:
+                    partition = self._require(name, index, partition)
+                partition.check_leader_epoch(requested.current_leader_epoch)
+                if is_full_read:
+                    self._partitions.append(partition)
                 response.high_watermark = partition.visible_end_offset
                 response.last_stable_offset = partition.last_stable_offset
                 response.log_start_offset = partition.log_start_offset
                 if self._trace is not None:
-                    self._trace.seen(len(responses) - 1, partition.high_watermark, partition.log_end_offset)
+                    self._trace.seen(at, partition.high_watermark, partition.log_end_offset)
                 read = self._read_partition(partition, requested, response, left_bytes, size_bytes == 0)
+                if read is None:
+                    continue
                 if isinstance(read, ColdRead):
                     cold.append(read)
                     size_bytes += 1
                     left_bytes -= read.max_bytes
-                elif read is not None:
+                else:
                     response.records = read
                     size_bytes += len(read)
                     left_bytes -= len(read)
@@ -324,31 +422,24 @@ class PendingFetch:
                     partition.found_damaged(requested.fetch_offset, "read", str(error))
                     response.error_code = ErrorCode.kafka_storage_error
                     continue
-                self._node.runtime.log.exception("read_failed", key=str(key))
+                self._node.runtime.log.exception("read_failed", topic=name, partition=index)
                 response.error_code = ErrorCode.unknown_server_error
-        return responses, size_bytes, failed, cold
+        return size_bytes, failed, cold
 
-    def _require(self, key: PartitionKey, requested: FetchPartition, allowed: dict[str, bool] | None) -> Partition:
-        """Return the partition if this node may serve it: as the leader, or as a follower for a client with a rack.
+    def _may_read(self, topic: str) -> bool:
+        """Decide again in each read, also for partitions that only the session names.
 
-        `allowed` has the decisions of this read by topic, None if every client may read. Each read decides again, also
-        for partitions that only the session names: a right that was withdrawn ends with the next fetch at the latest.
+        So a right that was withdrawn ends with the next fetch at the latest.
         """
-        name, index = self._name(key), key[1]
-        if name is None:
-            raise KafkaError(ErrorCode.unknown_topic_id)
-        if allowed is not None:
-            if name not in allowed:
-                allowed[name] = self._request.access.allows(Operation.READ, ResourceType.TOPIC, name)
-            if not allowed[name]:
-                raise KafkaError(ErrorCode.topic_authorization_failed)
-        partition = self._node.host.partitions.get((name, index))
-        if partition is None or not partition.leads:
-            may_follow = self._request.api_version >= FOLLOWER_READS_FROM_VERSION and self._fetch.rack_id
-            if partition is None or not may_follow or not partition.follows:
-                partition = self._node.host.require_leader(name, index)
-        partition.check_leader_epoch(requested.current_leader_epoch)
-        return partition
+        access = self._request.access
+        return access.is_open or access.allows(Operation.READ, ResourceType.TOPIC, topic)
+
+    def _require(self, topic: str, index: int, hosted: Partition | None) -> Partition:
+        """Return the partition if this node may serve it: as the leader, or as a follower for a client with a rack."""
+        may_follow = self._request.api_version >= FOLLOWER_READS_FROM_VERSION and self._fetch.rack_id
+        if hosted is not None and may_follow and hosted.follows:
+            return hosted
+        return self._node.host.require_leader(topic, index)
 
     def _read_partition(
         self,
@@ -399,7 +490,7 @@ class PendingFetch:
         self._begin_lookup(partition, response, offset, read.next_offset)
         return read.data
 
-    def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[ColdRead]) -> None:
+    def _read_cold(self, cold: list[ColdRead]) -> None:
         """Read data that is not in the page cache in a thread, then answer."""
         self._reading = True
         connection = self._request.connection
@@ -417,7 +508,7 @@ class PendingFetch:
                 return
             for read, outcome in outcomes:
                 self._fill(read, outcome)
-            self._finish_reading(responses)
+            self._finish_reading()
 
         run_cold_reads(self._node.runtime, cold, done)
 
@@ -473,10 +564,10 @@ class PendingFetch:
             lookup.job.close()
             lookup.partition.jobs.end()
 
-    def _finish_reading(self, responses: list[FetchPartitionResponse]) -> None:
+    def _finish_reading(self) -> None:
         """Answer, after the lookups of the aborted transactions."""
         if not self._lookups:
-            self._answer(responses)
+            self._answer(self._responses)
             return
         lookups, self._lookups = self._lookups, []
         self._reading = True
@@ -492,7 +583,7 @@ class PendingFetch:
                 return
             for lookup, outcome in zip(lookups, outcomes.result(), strict=True):
                 self._set_aborted(lookup, outcome)
-            self._answer(responses)
+            self._answer(self._responses)
 
         runtime.loop.run_in_executor(runtime.env.executor, _look_up, lookups).add_done_callback(done)
 
@@ -526,17 +617,22 @@ class PendingFetch:
             if not may_carry:
                 self._answer_empty(throttle_ms)
                 return
-        topics: dict[tuple[str | None, bytes | None], list[FetchPartitionResponse]] = {}
+        topics: dict[TopicKey, list[FetchPartitionResponse]] = {}
         failed = False
-        for (key, _), response in zip(self._entries, responses, strict=True):
+        topic: TopicKey | None = None
+        answered: list[FetchPartitionResponse] = []
+        for key, response in zip(self._topics, responses, strict=True):
             failed = failed or response.error_code != 0
             if session is not None:
-                entry = session.partitions.get(key)
+                entry = session.partitions.get((key, response.partition))
                 if entry is not None and not entry.news(response) and self._incremental:
                     continue
                 if entry is not None and len(response.records):
-                    session.served(key)
-            topics.setdefault(key[0], []).append(response)
+                    session.served((key, response.partition))
+            if key is not topic:
+                topic = key
+                answered = topics.setdefault(topic, [])
+            answered.append(response)
         named = [
             (name, UUID(bytes=topic_id) if topic_id is not None else None, answered)
             for (name, topic_id), answered in topics.items()
@@ -566,7 +662,7 @@ class PendingFetch:
             session = None
         session_id = NO_SESSION if session is None else session.id
         if self._trace is not None:
-            self._trace.served([FetchPartitionResponse(requested.partition) for _, requested in self._entries])
+            self._trace.served([FetchPartitionResponse(requested.partition) for requested in self._requested])
         node.runtime.metrics.fetch.observe(node.runtime.loop.time() - self._request.started_s)
         self._reply.send(write_fetch_response(self._request.api_version, 0, session_id, [], throttle_ms))
 
@@ -576,11 +672,11 @@ class PendingFetch:
             return []
         node = self._node
         endpoints: dict[int, tuple[int, str, int, str | None]] = {}
-        for (key, requested), response in zip(self._entries, responses, strict=True):
+        for key, requested, response in zip(self._topics, self._requested, responses, strict=True):
             if response.error_code not in OLD_METADATA:
                 continue
             topic = self._name(key)
-            leader = None if topic is None else node.host.other_leader(topic, key[1])
+            leader = None if topic is None else node.host.other_leader(topic, requested.partition)
             if leader is not None:
                 response.current_leader, broker = leader
                 if requested.current_leader_epoch == response.current_leader[1]:

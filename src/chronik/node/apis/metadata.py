@@ -17,8 +17,7 @@ Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from chronik.authorization.acls import Operation, ResourceType
@@ -78,10 +77,10 @@ async def handle(node: Services, request: Request) -> Values | LargeValues:
         names = [each.name for each in found if isinstance(each, TopicImage)]
         operations = {name: access.authorized_operations(ResourceType.TOPIC, name) for name in names}
     cluster = _cluster(node, request)
-    describe = partial(_described, node.metadata.image, found, _absent(node.metadata.image, request), operations)
+    described = DescribedTopics(found, _absent(node.metadata.image, request), operations)
     if sum(len(each.partitions) for each in found if isinstance(each, TopicImage)) > LOOP_PARTITIONS_MAX:
-        return LargeValues(lambda: {**cluster, "topics": describe()})
-    return {**cluster, "topics": describe()}
+        return LargeValues(lambda: {**cluster, "topics": described})
+    return {**cluster, "topics": [*described]}
 
 
 async def _requested_topics(node: Services, request: Request, requested: Sequence[Any]) -> list[TopicImage | Values]:
@@ -105,19 +104,29 @@ async def _requested_topics(node: Services, request: Request, requested: Sequenc
     ]
 
 
-def _described(
-    image: ClusterImage,
-    found: Sequence[TopicImage | Values],
-    absent: AbsentBrokers,
-    operations: Mapping[str, int],
-) -> list[Values]:
-    topics = []
-    for each in found:
-        values = described_topic(image, each, absent) if isinstance(each, TopicImage) else each
-        if isinstance(each, TopicImage) and each.name in operations:
-            values["topic_authorized_operations"] = operations[each.name]
-        topics.append(values)
-    return topics
+class DescribedTopics:
+    """The topics of a response, each described when it is encoded.
+
+    All descriptions of 100,000 partitions would take 40 MB. And the compiled encoder keeps the interpreter's lock until
+    it asks for the next topic.
+    """
+
+    def __init__(
+        self, found: Sequence[TopicImage | Values], absent: AbsentBrokers, operations: Mapping[str, int]
+    ) -> None:
+        self._found = found
+        self._absent = absent
+        self._operations = operations
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Values]:
+        for each in self._found:
+            values = described_topic(each, self._absent) if isinstance(each, TopicImage) else each
+            if isinstance(each, TopicImage) and each.name in self._operations:
+                values["topic_authorized_operations"] = self._operations[each.name]
+            yield values
 
 
 def _cluster(node: Services, request: Request) -> Values:
@@ -192,7 +201,7 @@ async def _create(node: Services, new: NewTopic) -> TopicImage:
 def _absent(image: ClusterImage, request: Request) -> AbsentBrokers:
     names_listener = request.api_version >= FIRST_VERSION_WITH_LISTENER_ERROR
     error = ErrorCode.listener_not_found if names_listener else ErrorCode.leader_not_available
-    return AbsentBrokers.on(image, request, error)
+    return AbsentBrokers.on(image, request.listener, error)
 
 
 def _failed(name: str | None, topic_id: object, code: ErrorCode) -> Values:

@@ -106,7 +106,7 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
         if not access.is_open and _lacks_transactional_id(access, produce, produce.transactional_id):
             refused = KafkaError(ErrorCode.transactional_id_authorization_failed)
     now_ms = node.runtime.env.wall_ms()
-    pending = PendingProduce(node, request, reply, acks, produce.timeout_ms, transaction, [], [])
+    pending = PendingProduce(node, request, reply, acks, produce.timeout_ms, transaction)
     for topic in produce.topics:
         name = topic.name if topic.name is not None else _topic_name(node, topic.topic_id)
         may_write = access.is_open or name is None or access.allows(WRITE, TOPIC, name)
@@ -153,25 +153,47 @@ def _topic_name(node: Services, topic_id: UUID | None) -> str | None:
     return None if topic_id is None else node.metadata.image.names_by_id.get(topic_id)
 
 
-@dataclass(slots=True, eq=False)
 class PendingProduce:
     """A produce request whose batches do not all have an outcome yet. Answered once; late calls do nothing.
 
     It does not hold the records: they would stay in memory until the disk and the followers have them.
     """
 
-    _node: Services
-    _request: Request
-    _reply: Reply
-    _acks: int
-    _timeout_ms: int
-    _transaction: ProducedTransaction | None
-    topics: list[TopicResponses]
-    _waiting: list[ProducePartitionResponse]
-    _endpoints: dict[int, NodeEndpoint] | None = None
-    _is_started: bool = False
-    _forwarded: ForwardedRequest | None = None
-    """Set once a batch of this request is forwarded."""
+    __slots__ = (
+        "_acks",
+        "_endpoints",
+        "_forwarded",
+        "_is_started",
+        "_node",
+        "_reply",
+        "_request",
+        "_timeout_ms",
+        "_transaction",
+        "_waiting",
+        "topics",
+    )
+
+    def __init__(
+        self,
+        node: Services,
+        request: Request,
+        reply: Reply,
+        acks: int,
+        timeout_ms: int,
+        transaction: ProducedTransaction | None,
+    ) -> None:
+        self.topics: list[TopicResponses] = []
+        self._node = node
+        self._request = request
+        self._reply = reply
+        self._acks = acks
+        self._timeout_ms = timeout_ms
+        self._transaction = transaction
+        self._waiting: list[ProducePartitionResponse] = []
+        self._endpoints: dict[int, NodeEndpoint] | None = None
+        self._is_started = False
+        self._forwarded: ForwardedRequest | None = None
+        """Set once a batch of this request is forwarded."""
 
     # -- batches -------------------------------------------------------------------------------------------------------
 

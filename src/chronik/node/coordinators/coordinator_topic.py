@@ -361,8 +361,15 @@ class Appender:
             for append, outcome in outcomes:
                 if self._is_closed:
                     return
-                self._appended(append.token, outcome)
+                self._report(append, outcome)
         self.task = None
+
+    def _report(self, append: Append, outcome: ErrorCode) -> None:
+        try:
+            self._appended(append.token, outcome)
+        except Exception as error:
+            # A fault in the state of one key must not stop the appends of the other keys.
+            self._log.exception(f"{self._what}_append_not_applied", partition=self._partition, error=repr(error))
 
     def _check_transaction(self, append: Append) -> ErrorCode | None:
         """Return why the append's transaction does not allow it any more, if so."""
@@ -385,11 +392,11 @@ class Appender:
 
     async def _write(self, appends: list[Append]) -> ErrorCode:
         wall_ms = self._runtime.env.wall_ms()
-        batches = b"".join(
-            _encode(producer, [record for append in run for record in append.records], wall_ms)
-            for producer, run in groupby(appends, key=lambda append: append.producer)
-        )
         try:
+            batches = b"".join(
+                _encode(producer, [record for append in run for record in append.records], wall_ms)
+                for producer, run in groupby(appends, key=lambda append: append.producer)
+            )
             await self._host.append_internal(self._topic, self._partition, batches, APPEND_TIMEOUT_S)
         except KafkaError as error:
             self._log.warning(f"{self._what}_append_failed", partition=self._partition, error=str(error))

@@ -433,7 +433,7 @@ class GroupService(CoordinatorService[GroupCoordinator]):
             try:
                 errors = await request
             except Exception:
-                # The operation ends all the same: the group would wait for it forever.
+                # Report an outcome anyway: otherwise the group would wait for it forever.
                 self._log.exception("share_state_failed", group=group_id)
                 errors = {}
             failed = {error.name for error in errors.values() if error is not ErrorCode.none}

@@ -24,7 +24,7 @@ CONSUMER = -1
 
 
 class LogEnds:
-    """Asks the leaders of partitions. Owned by the loop."""
+    """Requests the high watermarks from the leaders. Owned by the loop."""
 
     def __init__(self, runtime: Runtime, metadata: MetadataLog, host: PartitionHost, peers: Peers) -> None:
         self._node_id = runtime.node_id

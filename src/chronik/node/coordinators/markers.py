@@ -275,8 +275,9 @@ class MarkerSender:
 
     def _finish(self, pending: _Pending, error: ErrorCode) -> None:
         if error is ErrorCode.invalid_producer_epoch and not pending.is_void:
-            # The producer has gone on, although this coordinator remembers its earlier transaction: the newest records
-            # of the state topic were lost. Nothing is left to end, and a repeated marker would block the id forever.
+            # The producer has a later epoch, although this coordinator remembers its earlier transaction: the newest
+            # records of the state topic were lost. Nothing is left to end, and a repeated marker would block the id
+            # forever.
             self._log.error("marker_refused", **pending.log_fields, reason="the partition knows a later producer epoch")
         if error in (ErrorCode.none, ErrorCode.invalid_producer_epoch):
             self._done(pending)

@@ -65,7 +65,7 @@ M = TypeVar("M", bound=StateMachine)
 
 
 class CoordinatorService(ABC, Generic[M]):
-    """What the services of groups and of transactions share. Owned by the loop.
+    """What the services of groups, transactions and share state have in common. Owned by the loop.
 
     Invariant: `_replies` has the future of each request that the coordinator has not answered yet, by token.
     """
@@ -200,9 +200,11 @@ class CoordinatorService(ABC, Generic[M]):
             self._is_suspended = True
             self._refuse_waiting()
 
-    @abstractmethod
     def _refuse_waiting(self) -> None:
-        """Answer the requests that may wait for long with NOT_COORDINATOR."""
+        """Answer the waiting requests with NOT_COORDINATOR. Later answers of the state machine find none of them."""
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(KafkaError(ErrorCode.not_coordinator, "this node has lost its lease"))
 
     async def coordinator_of(self, key: str) -> BrokerImage:
         """Return the broker that coordinates a key: the leader of its partition. This node needs a valid lease."""

@@ -65,11 +65,6 @@ class ShareCoordinatorService(CoordinatorService[ShareCoordinator]):
             if isinstance(event, TopicDeleted) and self._lease_is_valid():
                 self._run(self._coordinator.topic_deleted(event.topic.id, self._now()))
 
-    def _refuse_waiting(self) -> None:
-        for reply in self._replies.values():
-            if not reply.done():
-                reply.set_exception(KafkaError(ErrorCode.not_coordinator, "this node has lost its lease"))
-
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def initialize(self, key: SharePartitionKey, initial: InitialState) -> ErrorCode:

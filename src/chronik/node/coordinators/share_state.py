@@ -262,6 +262,9 @@ class ShareStateClient:
             return {key: await operation.here(key, value)}
         except KafkaError as error:
             return {key: operation.failed(error.code)}
+        except Exception as error:
+            self._log.exception("share_coordinator_failed", key=key.coordinator_key, error=repr(error))
+            return {key: operation.failed(ErrorCode.unknown_server_error)}
 
     async def _ask(
         self,

@@ -105,12 +105,6 @@ class TransactionService(CoordinatorService[TransactionCoordinator]):
         self._markers.unloaded(partition)
         super().unload(partition)
 
-    def _refuse_waiting(self) -> None:
-        """The answers of the state machine, which arrive after the appends, find no request any more."""
-        for reply in self._replies.values():
-            if not reply.done():
-                reply.set_exception(KafkaError(ErrorCode.not_coordinator, "this node has lost its lease"))
-
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def init_producer(

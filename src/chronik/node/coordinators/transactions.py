@@ -7,11 +7,11 @@ partition (KIP-890). With protocol version 2 it adds the partition instead: clie
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from chronik.client.errors import ClientError
-from chronik.metadata.image import NO_LEADER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from chronik.metadata.image import NO_LEADER, TRANSACTIONS_TOPIC
 from chronik.node.coordinators.transaction_service import TransactionService
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
@@ -53,16 +53,13 @@ class Transactions:
         metadata: MetadataLog,
         peers: Peers,
         service: TransactionService,
-        offsets_partition_of: Callable[[str], int | None],
     ) -> None:
-        """`offsets_partition_of` returns the partition of the offsets topic that owns a group."""
         self._loop = runtime.loop
         self._node_id = runtime.node_id
         self._log = runtime.log.bind(component="transactions")
         self._metadata = metadata
         self._peers = peers
         self._service = service
-        self._offsets_partition_of = offsets_partition_of
         self._questions: dict[int, dict[str, _Question]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -91,16 +88,6 @@ class Transactions:
         # As in Kafka: producers handle this error of Produce.
         fenced = {ErrorCode.producer_fenced: ErrorCode.invalid_producer_epoch}
         return {partition: fenced.get(error, error) for partition, error in errors.items()}
-
-    async def add_offsets(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
-    ) -> ErrorCode:
-        """Add the group's partition of the offsets topic to the transaction. Errors as of `verify`."""
-        index = self._offsets_partition_of(group_id)
-        if index is None:
-            return ErrorCode.coordinator_not_available
-        partition = (OFFSETS_TOPIC, index)
-        return (await self.verify(transactional_id, producer_id, producer_epoch, (partition,), True))[partition]
 
     def stop(self) -> None:
         for task in list(self._tasks):

@@ -139,6 +139,9 @@ class ControllerService:
                     self._log.exception("controller_failed")
                 await asyncio.sleep(DUE_INTERVAL_MS / 1000)
             self._answer_waiters(controller)
+            if controller.is_behind:
+                await asyncio.sleep(0)
+                continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(DUE_INTERVAL_MS / 1000):
                     await self._wake.wait()

@@ -9,10 +9,10 @@ the next request, another second later. So a failed node stays listed for a whil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from chronik.metadata.events import BrokerFenced, BrokerUnfenced, BrokerUnregistered, Event
-from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage
+from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, TopicImage
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import PeerState, PeerStatus
 from chronik.node.runtime import Runtime
@@ -31,6 +31,7 @@ class Departures:
         self._metadata = metadata
         self._peer_status = peer_status
         self._fenced_s: dict[int, float] = {}
+        self._known_leaders: tuple[Mapping[str, TopicImage], frozenset[int]] | None = None
 
     def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         for event in events:
@@ -67,11 +68,22 @@ class Departures:
                 lost[broker.id] = status.since_s + FAILOVER_S
         lost = {broker_id: until_s for broker_id, until_s in lost.items() if until_s > now_s}
         if not lost:
+            self._known_leaders = None
             return None
-        known = image.topics.values() if topics is None else filter(None, map(image.topics.get, topics))
-        leaders = {
-            partition.last_known_leader if partition.leader == NO_LEADER else partition.leader
-            for topic in known
-            for partition in topic.partitions
-        }
+        leaders = self._leaders(image) if topics is None else _leaders_of(filter(None, map(image.topics.get, topics)))
         return max((until_s for broker_id, until_s in lost.items() if broker_id in leaders), default=None)
+
+    def _leaders(self, image: ClusterImage) -> frozenset[int]:
+        """Return the leaders of all topics, found once for each image: clients that lost a connection ask together."""
+        if self._known_leaders is None or self._known_leaders[0] is not image.topics:
+            self._known_leaders = image.topics, _leaders_of(image.topics.values())
+        return self._known_leaders[1]
+
+
+def _leaders_of(topics: Iterable[TopicImage]) -> frozenset[int]:
+    """Return the brokers that lead a partition of these topics, or were the last to lead it."""
+    return frozenset(
+        partition.last_known_leader if partition.leader == NO_LEADER else partition.leader
+        for topic in topics
+        for partition in topic.partitions
+    )

@@ -1,9 +1,9 @@
 """The node's use of its commit log: which syncs it replaces, and the syncs of segments before its files are recycled.
 
-A round that covers small appends to several logs is written to the commit log (see `storage.commit_log`) and needs one
-sync. All other rounds sync the segments: appends to one log, large ones, the first one to a segment, and all while the
-commit log has no room. When a file of the commit log is full, the segments of all logs with entries in it are synced in
-the background, and the file is free again.
+A round that covers small appends is written to the commit log (see `storage.commit_log`) and needs one sync: the loop
+starts it and no thread takes part, if the system can do that. All other rounds sync the segments: large ones, the first
+one to a segment, and all while the commit log has no room. When a file of the commit log is full, the segments of all
+logs with entries in it are synced in the background, and the file is free again.
 
 If the commit log fails, rounds sync the segments from then on. Once the segments of all logs with entries are synced,
 the commit log no longer counts. If a segment cannot be synced, its entries stay for the next start.
@@ -12,6 +12,7 @@ the commit log no longer counts. If a segment cannot be synced, its entries stay
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -20,13 +21,17 @@ from typing import Final, Protocol, TypeVar
 from chronik.node.disk_watch import DiskWatch, DiskWrite
 from chronik.node.runtime import Runtime
 from chronik.storage.commit_log import CommitLog, frame_bytes
+from chronik.storage.direct_writes import DirectWriter
 from chronik.storage.folder import DataFolder
 from chronik.storage.syncing import FlushJob, SyncJob
 
-LOGS_MIN: Final = 2
-"""With one log, a sync of its segment takes about as long."""
-ROUND_BYTES_MAX: Final = 1024 * 1024
+ROUND_BYTES_MAX: Final = 256 * 1024
 """Above it, writing the data twice takes longer than the syncs of the segments."""
+SUBMIT_S_MAX: Final = 0.01
+"""A write that the loop could not start within this time waited for the disk: threads write for a while."""
+THREADS_S: Final = 1.0
+ASK_AGAIN_S: Final = 0.001
+"""For the outcome of a write, while a thread uses the commit log."""
 FLUSHED_AT_ONCE: Final = 16
 RETRY_S: Final = 0.1
 ADD_RETRY_S: Final = 10.0
@@ -47,10 +52,16 @@ async def begin_commit_log(runtime: Runtime, folder: DataFolder) -> CommitLog | 
     if not config.commit_log or config.durability != "synced":
         await runtime.run_blocking(folder.remove_commit_log)
         return None
-    begin = partial(folder.begin_commit_log, runtime.env.new_uuid(), config.commit_log_bytes)
+    direct: DirectWriter | None = None
+    if runtime.env.open_direct is not None:
+        with contextlib.suppress(OSError):
+            direct = runtime.env.open_direct(ROUND_BYTES_MAX)
+    begin = partial(folder.begin_commit_log, runtime.env.new_uuid(), config.commit_log_bytes, direct)
     try:
         return await runtime.run_blocking(begin)
     except OSError as error:
+        if direct is not None:
+            direct.close()
         log.warning("commit_log_not_begun", error=str(error), then="the node syncs every segment")
         return None
 
@@ -97,12 +108,20 @@ class Committer:
         self._adding: asyncio.Task[None] | None = None
         self._is_broken = False
         self._is_retired = False
+        self._submitted: asyncio.Future[int | None] | None = None
+        self._threads_until_s = 0.0
 
     def start(self) -> None:
         """Create the first file, unless earlier runs left files."""
         self._add_file()
+        direct = self.commit_log.direct
+        if direct is not None:
+            direct.watch(self._loop, self._on_written)
 
     def close(self) -> None:
+        direct = self.commit_log.direct
+        if direct is not None:
+            direct.unwatch(self._loop)
         for task in (self._work, self._adding):
             if task is not None:
                 task.cancel()
@@ -111,11 +130,11 @@ class Committer:
 
     def choose(self, jobs: Sequence[tuple[Target, SyncJob]]) -> list[tuple[Target, SyncJob]]:
         """Return the jobs to write to the commit log, none if all segments are to be synced."""
-        if not self._has_room or len(jobs) < LOGS_MIN:
+        if not self._has_room:
             return []
         chosen = [each for each in jobs if each[1].entry_bytes]
-        size_bytes = frame_bytes(len(chosen), sum(job.entry_bytes for _, job in chosen))
-        if len(chosen) < LOGS_MIN or size_bytes > self._round_bytes_max:
+        size_bytes = frame_bytes(len(chosen), sum([job.entry_bytes for _, job in chosen]))
+        if size_bytes > self._round_bytes_max:
             return []
         for _, job in chosen:
             job.is_direct = False
@@ -124,6 +143,44 @@ class Committer:
     def write(self, jobs: Sequence[SyncJob]) -> int | None:
         """Write the jobs' entries; return the serial of the file, None if there is no room. Runs in a thread."""
         return self.commit_log.write([job.entry() for job in jobs])
+
+    def submit(self, jobs: Sequence[SyncJob]) -> asyncio.Future[int | None] | None:
+        """Begin to write the jobs' entries without a thread; None if that is a task for `write`."""
+        started_s = self._loop.time()
+        if self.commit_log.direct is None or started_s < self._threads_until_s or self._submitted is not None:
+            return None
+        try:
+            if not self.commit_log.submit([job.entry() for job in jobs]):
+                return None
+        except OSError:
+            return None
+        ended_s = self._loop.time()
+        if ended_s - started_s > SUBMIT_S_MAX:
+            self._threads_until_s = ended_s + THREADS_S
+        self._submitted = self._loop.create_future()
+        return self._submitted
+
+    def _on_written(self) -> None:
+        """Pass the outcome of a submitted write on."""
+        future = self._submitted
+        if future is None:
+            return
+        try:
+            serial = self.commit_log.submitted()
+            if serial is None:
+                self._loop.call_later(ASK_AGAIN_S, self._ask_again, future)
+                return
+            self._submitted = None
+            if not future.done():
+                future.set_result(serial)
+        except OSError as error:
+            self._submitted = None
+            if not future.done():
+                future.set_exception(error)
+
+    def _ask_again(self, future: asyncio.Future[int | None]) -> None:
+        if self._submitted is future:
+            self._on_written()
 
     def written(self, share: Sequence[tuple[FlushTarget, SyncJob]], done: asyncio.Future[int | None]) -> bool:
         """Take the outcome of `write`; return whether the entries are durable."""
@@ -158,13 +215,19 @@ class Committer:
             self._adding = self._loop.create_task(self._add(), name="commit-log-file")
 
     async def _add(self) -> None:
+        is_first = True
         try:
-            await self._runtime.run_blocking(self.commit_log.add_file)
-            self._has_room = not self.commit_log.is_broken
-        except OSError as error:
-            # A full disk: rounds sync the segments, or use the files that exist.
-            self._log.warning("commit_log_not_extended", error=str(error))
-            await asyncio.sleep(ADD_RETRY_S)
+            while self.commit_log.wants_file:
+                try:
+                    await self._runtime.run_blocking(self.commit_log.add_file)
+                    self._has_room = not self.commit_log.is_broken
+                    return
+                except OSError as error:
+                    # A full disk: rounds sync the segments, or use the files that exist.
+                    if is_first:
+                        self._log.warning("commit_log_not_extended", error=str(error))
+                    is_first = False
+                    await asyncio.sleep(ADD_RETRY_S)
         finally:
             self._adding = None
 

@@ -67,6 +67,19 @@ class TransactionMarker(NamedTuple):
     coordinator_epoch: int
 
 
+class FetchPosition(NamedTuple):
+    """The end of a follower's log and that of its durable part, each with the epoch of the record before it."""
+
+    end: int
+    last_epoch: int
+    durable_end: int
+    durable_epoch: int
+
+    @property
+    def is_durable(self) -> bool:
+        return self.durable_end == self.end
+
+
 class ReplicationContext(Protocol):
     """What a partition needs from replication: the live brokers, the lease, and callbacks for its own changes."""
 
@@ -224,7 +237,8 @@ class Partition:
         self.is_damaged = False
         """True while the replica is being healed: it does not lead, and does not report a fetch position."""
         self.on_durable: Callable[[Partition], None] | None = None
-        """Called whenever more of this follower's log is durable; set by the fetcher that follows its leader."""
+        """Called when more of this follower's log is durable, or a sync failed; set by the fetcher that follows its
+        leader. Not under `replicated`: there, everything received is durable enough."""
         self.acknowledges_unsynced = runtime.config.durability == "replicated"
         """Whether records in the page cache are durable enough to be acknowledged."""
         self.log_fields: Mapping[str, Any] = {"topic": topic.name, "partition": index}
@@ -271,26 +285,31 @@ class Partition:
     @property
     def last_epoch(self) -> int:
         """The leader epoch of the last record, or NO_EPOCH if the log is empty."""
-        log, end = self.log, self.log.log_end_offset
-        return log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
+        return self._epoch_before(self.log.log_end_offset)
+
+    def _epoch_before(self, offset: int) -> int:
+        log = self.log
+        return log.epoch_of(offset - 1) if offset > log.log_start_offset else NO_EPOCH
 
     @property
     def durable_end_offset(self) -> int:
         """The end of the durable part of this node's log: the log end if it acknowledges unsynced records."""
         return self.log.log_end_offset if self.acknowledges_unsynced else self.log.synced_end_offset
 
-    def fetch_position(self) -> tuple[int, int] | None:
-        """Return the next fetch offset and the epoch of the record before it, or None while this node must not fetch.
+    def fetch_position(self) -> FetchPosition | None:
+        """Return where this follower's log ends, or None while it must neither fetch nor report that.
 
-        A follower fetches only from its durable end, because the leader takes the fetch offset as proof of durability.
+        After a failed sync it is unknown what the log contains: nothing is reported again.
         """
         log = self.log
-        end = log.log_end_offset
         if self.is_closed or self.is_damaged or self.jobs.is_exclusive or log.read_only_forever:
             return None
-        if self.durable_end_offset < end:
-            return None
-        return end, self.last_epoch
+        end, last_epoch = log.log_end_offset, self.last_epoch
+        durable_end = self.durable_end_offset
+        if durable_end >= end:
+            # Bypass NamedTuple's constructor, which is Python code: each fetch of each partition takes this path.
+            return tuple.__new__(FetchPosition, (end, last_epoch, end, last_epoch))
+        return FetchPosition(end, last_epoch, durable_end, self._epoch_before(durable_end))
 
     def cold_read(
         self,
@@ -346,6 +365,11 @@ class Partition:
     def leads(self) -> bool:
         """Whether this node may serve as leader now: the metadata names it leader, and its lease is valid."""
         return self._appender is not None and self._replication.lease_is_valid()
+
+    @property
+    def accepts_requests(self) -> bool:
+        """Whether this node serves as leader while its lease is valid: `leads` without the lease."""
+        return self._appender is not None
 
     @property
     def follows(self) -> bool:
@@ -642,6 +666,8 @@ class Partition:
         self._log.error("sync_failed", error=repr(error))
         self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
         self._replication.sync_failed(self)
+        if self.on_durable is not None:
+            self.on_durable(self)
 
     def flush_job(self) -> FlushJob | None:
         return self.log.flush_job()
@@ -783,7 +809,8 @@ class Partition:
     def replica_fetched(self, replica_id: int, broker_epoch: int, fetch: FetchPartition) -> EpochEnd | None:
         """Record a follower's fetch, which proves that its log is durable up to the fetch offset.
 
-        If its log diverges from this one, return the diverging epoch. Raise if the follower must not fetch here.
+        What it has received beyond that only decides which records it gets. If its log diverges from this one, return
+        the diverging epoch. Raise if the follower must not fetch here.
         """
         leader = self.leader
         if leader is None or self.is_closed:
@@ -797,13 +824,18 @@ class Partition:
         if leader.is_stale(replica_id, broker_epoch):
             raise KafkaError(ErrorCode.stale_broker_epoch, f"node {replica_id} has a newer process")
         log, offset, last_epoch = self.log, fetch.fetch_offset, fetch.last_fetched_epoch
+        if fetch.received is not None:
+            # The durable part is a prefix of what was received.
+            offset, last_epoch = fetch.received.offset, fetch.received.last_epoch
+            if offset < fetch.fetch_offset:
+                raise KafkaError(ErrorCode.invalid_request, f"received up to {offset}, durable to {fetch.fetch_offset}")
         end_offset = log.log_end_offset
         if offset < log.log_start_offset or (offset > end_offset and last_epoch < 0):
             raise KafkaError(
                 ErrorCode.offset_out_of_range, f"offset {offset} of {log.log_start_offset} to {end_offset}"
             )
         if last_epoch >= 0:
-            left = EpochEnd(*log.end_offset_for_epoch(last_epoch))
+            left = tuple.__new__(EpochEnd, log.end_offset_for_epoch(last_epoch))
             if left.epoch < 0:
                 raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {last_epoch} is not in this log")
             diverging = diverging_epoch(left, last_epoch, offset)
@@ -812,7 +844,13 @@ class Partition:
         replication = self._replication
         before = leader.high_watermark
         if leader.replica_fetched(
-            replica_id, broker_epoch, offset, end_offset, replication.now_ms(), replication.live, fetch.log_start_offset
+            replica_id,
+            broker_epoch,
+            fetch.fetch_offset,
+            end_offset,
+            replication.now_ms(),
+            replication.live,
+            fetch.log_start_offset,
         ):
             self._watermark_rose(before, self._bytes_since(before), "replica-fetch")
         self._check_deleted()

@@ -63,6 +63,9 @@ OPEN_IN_TURN = 128
 """A thread opens this many logs, while others open further ones."""
 HOST_IN_TURN = 64
 MOVED_AWAY_MAX = 1_000
+SYNCED_AT_ONCE = 4
+"""How many logs are synced together while no request waits for them: as many as a thread syncs one after another."""
+SYNC_ROUNDS_MAX = 50
 APPLIED_TIMEOUT_S = 30.0
 
 
@@ -158,7 +161,7 @@ class PartitionHost:
             self._resign(image)
         else:
             self._is_following = True
-            self._configure(None)
+            self._configure()
             self.replication.brokers_changed(image)
             await self._set_strays_aside(image)
             await self._open(
@@ -267,8 +270,12 @@ class PartitionHost:
                     gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
                     self._remove_replicas(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
                     self._runtime.traces.topics -= {topic.name}
-                case ConfigChanged(resource="topic" | "broker" as resource, name=name):
-                    self._configure(name if resource == "topic" else None)
+                case ConfigChanged(resource="broker"):
+                    self._configure()
+                case ConfigChanged(resource="topic", name=name):
+                    configured = image.topics.get(name)
+                    if configured is not None:
+                        self._configure_topic(configured)
                 case ReplicasChanged() | LeaderChanged() | IsrChanged():
                     self._partition_changed(image, event)
 
@@ -356,16 +363,27 @@ class PartitionHost:
                 self.replication.partition_closed(hosted)
         self._work.put_nowait(Remove(topic, topic_id, tuple(indexes)))
 
-    def _configure(self, only_topic: str | None) -> None:
+    def _configure(self) -> None:
+        """Apply the settings of all topics."""
         image = self.image
         self._defaults = topic_defaults(self._runtime.config, image)
         self._runtime.traces.topics = traced_topics(image, self._defaults)
-        if only_topic is None:
-            self.replication.limit_rates(image)
+        self.replication.limit_rates(image)
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
-            if topic is not None and (only_topic is None or topic.name == only_topic):
+            if topic is not None:
                 partition.configure(partition_settings(self._settings_of(topic), image, topic, partition.index))
+
+    def _configure_topic(self, topic: TopicImage) -> None:
+        """Apply the settings of one topic, without a look at others: there may be thousands."""
+        traces = self._runtime.traces
+        traces.topics -= {topic.name}
+        if is_traced(topic, self._defaults):
+            traces.topics |= {topic.name}
+        for index in range(len(topic.partitions)):
+            hosted = self.partitions.get((topic.name, index))
+            if hosted is not None:
+                hosted.configure(partition_settings(self._settings_of(topic), self.image, topic, index))
 
     async def _run_work(self) -> None:
         while True:
@@ -651,10 +669,23 @@ class PartitionHost:
                 self._add_replicas(topic, (partition,))
 
     async def sync_all(self) -> None:
-        for partition in self.partitions.values():
-            if partition.log.synced_end_offset < partition.log_end_offset:
-                self._syncer.request(partition)
-        await self._syncer.settled()
+        """Sync each log with unsynced records, under `replicated` a few at a time.
+
+        There, appends go on without syncs, and the syncs of hundreds of logs at once would hold them up.
+        """
+        config = self._runtime.config
+        unsynced = [each for each in self.partitions.values() if each.log.synced_end_offset < each.log_end_offset]
+        at_once = len(unsynced)
+        if config.durability == "replicated":
+            at_once = max(SYNCED_AT_ONCE, -(-len(unsynced) // SYNC_ROUNDS_MAX))
+        for first in range(0, len(unsynced) or 1, at_once or 1):
+            if first:
+                # All rounds together take a quarter of the interval, and the time of the disk.
+                await asyncio.sleep(config.recovery_point_interval_ms / 4000 * at_once / len(unsynced))
+            for partition in unsynced[first : first + at_once]:
+                if not partition.is_closed:
+                    self._syncer.request(partition)
+            await self._syncer.settled()
 
     async def record_recovery_points(self) -> None:
         """Record how far each log is synced, so that recovery after a crash reads only what was written since."""

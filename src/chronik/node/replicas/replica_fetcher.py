@@ -1,9 +1,16 @@
 """The fetcher for one leader: it fetches all partitions that this node replicates from that leader, in one session.
 
 A fetch includes a partition when its position changed, and the leader then responds once (see `replica_sessions`). So
-one long poll is in flight. After records arrive, the next fetch waits briefly for their sync, because a fetch position
-states what this node has durably. A partition with a slower sync or truncation does not delay the other partitions: it
-is included once it is ready, in a second fetch that makes the leader end the first.
+one long poll is in flight. A fetch offset states what this node has durably. After records arrive, the partition waits
+for their sync, so that one fetch states that and requests the next records.
+
+If the leader has more than one response holds, the partition is fetched ahead instead: the fetch states what is durable
+and, separately, what was received, from where the leader continues. The end of each sync is reported at once. So the
+disk limits replication by its bandwidth and not by the time of a sync. What is received and not durable is bounded. A
+leader of an older release does not know received positions, and is never fetched ahead.
+
+A partition that waits does not delay the other partitions: it is included once it is ready, in a second fetch that
+makes the leader end the first.
 
 After an error, or a response that does not fit the log, the follower fetches again after a pause. It never drops a
 partition for that: the leader may not know yet that it leads, or this node may not know yet that the leader changed.
@@ -40,6 +47,7 @@ from chronik.replication.follower import (
     Truncate,
 )
 from chronik.replication.throttle import ReplicationThrottle
+from chronik.storage.syncing import UNSYNCED_FILES_MAX
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import BatchHeader, check_batches
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
@@ -49,6 +57,7 @@ from chronik.wire.fetch import (
     FetchRequest,
     FetchResponse,
     FetchTopic,
+    ReceivedPosition,
     read_fetch_response,
     write_fetch_request,
 )
@@ -64,12 +73,14 @@ PAUSE_S_MAX = 1.0
 REFUSED_PAUSE_S = 0.1
 SESSION_EPOCH_MAX = 0x7FFFFFFF
 SESSION_ERRORS = (ErrorCode.fetch_session_id_not_found, ErrorCode.invalid_fetch_session_epoch)
-PARTITION_BYTES = 1024 * 1024
-PARTITION_BYTES_MAX = 8 * PARTITION_BYTES
-SLOW_SYNC_S = 0.02
-"""Each fetch of a partition is synced before the next. If syncs take longer than this, fetches become larger."""
 SYNC_WAIT_S = 0.005
-"""How long the next fetch waits for the sync of the last one's records."""
+"""How long an idle session waits for the sync of the last records, and how often a partition with little to receive is
+fetched ahead."""
+UNSYNCED_BYTES_MAX = 128 * 1024 * 1024
+"""How many bytes of one leader's partitions, or of one of them, may be received and not durable: with syncs of 300 ms,
+half of it is synced while the other half arrives, at 200 MB/s. The next response may exceed it."""
+UNSYNCED_SEGMENTS_MAX = UNSYNCED_FILES_MAX // 2
+"""The same in segments of the partition: beyond `UNSYNCED_FILES_MAX`, the loop itself would sync."""
 RETRY_S_MIN = 0.01
 RETRY_S_MAX = 0.5
 REFUSED_RETRY_S = 5.0
@@ -114,12 +125,17 @@ class Followed:
     partition: Partition
     role: PartitionFollower
     sent_in: int = NOT_SENT
-    """The number of the fetch that last included it, until a response brings more than a watermark."""
+    """The number of the fetch that last requested its records, until a response brings more than a watermark."""
     position: tuple[int, int] = (-1, NO_EPOCH)
-    bytes_max: int = PARTITION_BYTES
-    fetched_bytes: int = 0
-    appended_s: float = 0.0
-    is_syncing: bool = False
+    """Where its log ended in that fetch."""
+    reported_end: int = -1
+    """The durable end in the fetch that last included it."""
+    unsynced: deque[tuple[int, int]] = field(default_factory=deque)
+    """The appends that are not durable yet: end offset and size in bytes."""
+    unsynced_bytes: int = 0
+    has_more: bool = False
+    """Whether the leader had more records than a response holds, since the last sync ended."""
+    is_truncating: bool = False
     is_trimming: bool = False
     is_reported: bool = False
     failures: int = 0
@@ -136,14 +152,6 @@ class Followed:
             self.retry.cancel()
             self.retry = None
 
-    def synced(self, now_s: float) -> None:
-        """Adapt the next fetch size to the time that the last sync took."""
-        took_s = now_s - self.appended_s
-        if took_s > SLOW_SYNC_S and 2 * self.fetched_bytes > self.bytes_max:
-            self.bytes_max = min(2 * self.bytes_max, PARTITION_BYTES_MAX)
-        elif took_s < SLOW_SYNC_S / 2:
-            self.bytes_max = max(self.bytes_max // 2, PARTITION_BYTES)
-
 
 class ReplicaFetcher:
     """Owned by the loop. Call `follow` and `leave` as the metadata changes, and `close` when nothing is followed."""
@@ -154,13 +162,20 @@ class ReplicaFetcher:
         self._loop = runtime.loop
         self._host = host
         self._throttle = host.follower_throttle
+        self._bytes_max = runtime.config.replica_fetch_bytes_max
         self._log = runtime.log.bind(component="replication", leader=leader_id)
         self._session = LeaderSession(runtime, leader_id, host, self, self._log)
         self._followed: dict[tuple[UUID, int], Followed] = {}
         self._due: dict[Followed, None] = {}
+        self._reports: dict[Followed, None] = {}
+        """Partitions whose durable end the next fetch reports, without a request for records."""
+        self._waiting: dict[Followed, float] = {}
+        """Partitions that wait for the sync of their last records, and until when, in this order."""
+        self._wait_timer: asyncio.TimerHandle | None = None
+        self._is_urgent = False
+        """Whether a partition is due that has more records at the leader: the next fetch does not wait for syncs."""
+        self._unsynced_bytes = 0
         self._forgotten: dict[tuple[UUID, int], None] = {}
-        self._syncing = 0
-        self._sync_wait_until_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -181,7 +196,7 @@ class ReplicaFetcher:
             self._drop(known)
         self._forgotten.pop(key, None)
         followed = self._followed[key] = Followed(partition, role)
-        partition.on_durable = self._on_durable
+        partition.on_durable = None if partition.acknowledges_unsynced else self._on_durable
         self._queue_position(followed)
         self._session.open()
 
@@ -194,17 +209,26 @@ class ReplicaFetcher:
             self._forgotten[followed.key] = None
 
     def _on_durable(self, partition: Partition) -> None:
-        """Fetch the partition again if its whole log is durable now."""
+        """Report the new durable end, with a request for records if none is pending."""
         followed = self._followed.get((partition.topic_id, partition.index))
-        if followed is not None and followed.is_syncing and partition.fetch_position() is not None:
-            followed.synced(self._loop.time())
+        if followed is None:
+            return
+        self._count_unsynced(followed)
+        is_idle = followed.sent_in == NOT_SENT and followed not in self._due and followed.retry is None
+        if is_idle and not followed.is_truncating:
             self._queue_position(followed)
+        else:
+            self._report(followed)
+        # What arrives from now on is small again, until a response shows otherwise.
+        followed.has_more = False
 
     def resend_position(self, partition: Partition) -> None:
         """Update the position after the log end changed or must not be sent; ignore responses still in flight."""
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None:
             self._due.pop(followed, None)
+            self._reports.pop(followed, None)
+            self._count_unsynced(followed)
             self._queue_position(followed)
 
     def resend_positions(self) -> None:
@@ -218,12 +242,16 @@ class ReplicaFetcher:
             self._drop(followed)
             followed.partition.on_durable = None
         self._followed = {}
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
         # A running truncation continues to its end: half of it would leave the log unusable.
         self._session.close()
 
     def _drop(self, followed: Followed) -> None:
-        self._due.pop(followed, None)
-        self._set_syncing(followed, False)
+        for queue in (self._due, self._reports):
+            queue.pop(followed, None)
+        self._waiting.pop(followed, None)
+        self._unsynced_bytes -= followed.unsynced_bytes
         followed.not_sent()
 
     def _is_current(self, followed: Followed) -> bool:
@@ -232,16 +260,90 @@ class ReplicaFetcher:
     # -- positions -----------------------------------------------------------------------------------------------------
 
     def _queue_position(self, followed: Followed) -> None:
-        """Include the partition in the next fetch, as soon as its log is durable."""
+        """Request the partition's next records in the next fetch, if the log is durable or may be fetched ahead.
+
+        Otherwise a sync is pending, or what prevents the fetch ends with `resend_position`.
+        """
         followed.not_sent()
+        self._waiting.pop(followed, None)
         position = followed.partition.fetch_position()
-        self._set_syncing(followed, position is None)
-        if position is not None and self._is_throttled(followed) and self._throttle.is_exceeded(self._loop.time()):
+        if position is None:
+            return
+        if not position.is_durable and not self._may_fetch_ahead(followed):
+            self._report(followed)
+        elif self._is_throttled(followed) and self._throttle.is_exceeded(self._loop.time()):
             self._retry_later(followed, THROTTLED_RETRY_S)
-        elif position is not None:
-            followed.position = position
+        else:
             self._due[followed] = None
             self._session.kick()
+
+    def _report(self, followed: Followed) -> None:
+        """Report the durable end in the next fetch, if it has changed and the leader takes it without a request."""
+        if self._session.takes_received and followed.partition.durable_end_offset > followed.reported_end:
+            self._reports[followed] = None
+            self._session.kick()
+
+    def _may_fetch_ahead(self, followed: Followed) -> bool:
+        log = followed.partition.log
+        return (
+            followed.has_more
+            and self._session.takes_received
+            and not log.read_only
+            and self._unsynced_bytes < UNSYNCED_BYTES_MAX
+            and followed.unsynced_bytes < UNSYNCED_SEGMENTS_MAX * log.config.segment_bytes
+        )
+
+    def _count_unsynced(self, followed: Followed) -> None:
+        """Remove what is durable, truncated, or lost by a failed sync."""
+        partition, unsynced = followed.partition, followed.unsynced
+        durable_end, end = partition.durable_end_offset, partition.log_end_offset
+        removed_bytes = 0
+        while unsynced and (unsynced[0][0] <= durable_end or partition.log.read_only_forever):
+            removed_bytes += unsynced.popleft()[1]
+        while unsynced and unsynced[-1][0] > end:
+            removed_bytes += unsynced.pop()[1]
+        followed.unsynced_bytes -= removed_bytes
+        self._unsynced_bytes -= removed_bytes
+
+    def _appended(self, followed: Followed, size_bytes: int) -> None:
+        """Fetch the partition again after its records were appended: ahead of their sync if the leader has more."""
+        partition = followed.partition
+        if partition.durable_end_offset >= partition.log_end_offset:
+            self._queue_position(followed)
+            return
+        followed.unsynced.append((partition.log_end_offset, size_bytes))
+        followed.unsynced_bytes += size_bytes
+        self._unsynced_bytes += size_bytes
+        # The leader sends whole batches.
+        is_full = 2 * size_bytes >= self._bytes_max
+        followed.has_more = followed.has_more or is_full
+        if is_full and self._may_fetch_ahead(followed):
+            self._is_urgent = True
+            self._queue_position(followed)
+        else:
+            self._wait_for_sync(followed)
+
+    # -- waiting for syncs ---------------------------------------------------------------------------------------------
+
+    def _wait_for_sync(self, followed: Followed) -> None:
+        followed.not_sent()
+        until_s = self._waiting[followed] = self._loop.time() + SYNC_WAIT_S
+        if self._wait_timer is None:
+            self._wait_timer = self._loop.call_at(until_s, self._end_waits)
+
+    def _end_waits(self) -> None:
+        """Fetch on without the syncs of partitions that have waited long enough: ahead if there was much to receive.
+
+        This keeps their next sync full; the others are fetched when they are durable.
+        """
+        self._wait_timer = None
+        now_s = self._loop.time()
+        for followed, until_s in list(self._waiting.items()):
+            if until_s > now_s:
+                self._wait_timer = self._loop.call_at(until_s, self._end_waits)
+                break
+            self._queue_position(followed)
+        self._session.kick()
 
     def _is_throttled(self, followed: Followed) -> bool:
         """Whether the follower's rate limits this replica: it is listed, and not in sync."""
@@ -252,10 +354,6 @@ class ReplicaFetcher:
             and partition.node_id not in partition.in_sync_replicas
         )
 
-    def _set_syncing(self, followed: Followed, is_syncing: bool) -> None:
-        self._syncing += is_syncing - followed.is_syncing
-        followed.is_syncing = is_syncing
-
     def _retry_later(self, followed: Followed, pause_s: float) -> None:
         followed.sent_in = NOT_SENT
         if followed.retry is None:
@@ -264,58 +362,73 @@ class ReplicaFetcher:
     # -- session callbacks ---------------------------------------------------------------------------------------------
 
     def has_due(self) -> bool:
-        return bool(self._due)
+        return bool(self._due or self._reports)
 
     def may_wait(self) -> bool:
         """Whether new positions are expected shortly, so that an idle session waits for them."""
-        if not self._followed:
-            return True
-        return self._syncing > 0 and self._loop.time() < self._sync_wait_until_s
+        return not self._followed or (bool(self._waiting) and not self._is_urgent)
 
     def connected(self) -> None:
         """A new session begins: the leader knows no positions yet."""
         self._forgotten.clear()
+        self._reports.clear()
         self.resend_positions()
 
     def next_positions(self, number: int) -> tuple[list[FetchTopic], list[tuple[UUID, int]]]:
         """Return the partitions that fetch `number` includes, and those it removes from the session."""
         topics: dict[UUID, FetchTopic] = {}
         due, self._due = self._due, {}
+        reports, self._reports = self._reports, {}
+        self._is_urgent = False
         for followed in due:
-            partition = followed.partition
-            topic = topics.get(partition.topic_id)
-            if topic is None:
-                topic = topics[partition.topic_id] = FetchTopic(None, partition.topic_id, [])
-            offset, last_epoch = followed.position
-            followed.sent_in = number
-            bytes_max = followed.bytes_max
-            if self._is_throttled(followed):
-                bytes_max = min(bytes_max, self._throttle.bytes_max)
-            topic.partitions.append(
-                FetchPartition(
-                    partition.index,
-                    followed.role.leader_epoch,
-                    offset,
-                    last_epoch,
-                    partition.durable_log_start,
-                    bytes_max,
-                    partition.high_watermark,
-                )
-            )
+            reports.pop(followed, None)
+            self._add_position(topics, followed, number)
+        for followed in reports:
+            self._add_position(topics, followed, NOT_SENT)
         forgotten, self._forgotten = list(self._forgotten), {}
         return list(topics.values()), forgotten
 
+    def _add_position(self, topics: dict[UUID, FetchTopic], followed: Followed, number: int) -> None:
+        """Add the partition's present position, as a request for records in fetch `number` or as a report."""
+        partition, wants_records = followed.partition, number != NOT_SENT
+        position = partition.fetch_position()
+        if position is None or not (position.is_durable or self._session.takes_received):
+            # It has changed since: a sync that ends, or `resend_position`, queues it again.
+            return
+        bytes_max = 0
+        if wants_records:
+            followed.sent_in = number
+            followed.position = (position.end, position.last_epoch)
+            bytes_max = self._bytes_max
+            if self._is_throttled(followed):
+                bytes_max = min(bytes_max, self._throttle.bytes_max)
+        followed.reported_end = position.durable_end
+        received: ReceivedPosition | None = None
+        if not (wants_records and position.is_durable):
+            received = ReceivedPosition(position.end, position.last_epoch, wants_records)
+        topic = topics.get(partition.topic_id)
+        if topic is None:
+            topic = topics[partition.topic_id] = FetchTopic(None, partition.topic_id, [])
+        topic.partitions.append(
+            FetchPartition(
+                partition.index,
+                followed.role.leader_epoch,
+                position.durable_end,
+                position.durable_epoch,
+                partition.durable_log_start,
+                bytes_max,
+                partition.high_watermark,
+                received,
+            )
+        )
+
     def answered(self, number: int, response: FetchResponse) -> None:
-        syncing = self._syncing
         for _, topic_id, partitions in response.topics:
             for answer in partitions:
                 followed = None if topic_id is None else self._followed.get((topic_id, answer.partition))
-                # If a later fetch included the partition again, only that fetch's response is used.
+                # If a later fetch requested the partition again, only that fetch's response is used.
                 if followed is not None and NOT_SENT < followed.sent_in <= number and self._is_current(followed):
                     self._handle(followed, answer)
-        if self._syncing > syncing:
-            self._sync_wait_until_s = self._loop.time() + SYNC_WAIT_S
-            self._loop.call_later(SYNC_WAIT_S, self._session.kick)
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
@@ -360,15 +473,15 @@ class ReplicaFetcher:
         match followed.role.decide(answer, own):
             case Append():
                 partition.append_fetched(records, batches, self._runtime.env.wall_ms())
-                followed.fetched_bytes, followed.appended_s = len(records), self._loop.time()
                 if self._is_throttled(followed):
-                    self._throttle.record(len(records), followed.appended_s)
-                self._queue_position(followed)
+                    self._throttle.record(len(records), self._loop.time())
+                self._appended(followed, len(records))
                 self._take_watermarks(followed, response)
             case NoData():
                 self._take_watermarks(followed, response)
             case Truncate() | StartOver() as decision:
                 followed.sent_in = NOT_SENT
+                followed.is_truncating = True
                 self._run(self._truncate(followed, decision, response, records, batches))
             case Refuse(offset=offset):
                 partition.refuse_to_follow(offset)
@@ -420,7 +533,9 @@ class ReplicaFetcher:
                 self._take_watermarks(followed, response)
         except Exception:
             self._log.exception("cut_failed", **partition.log_fields)
+        followed.is_truncating = False
         if self._is_current(followed):
+            self._count_unsynced(followed)
             self._fetch_again(followed, is_done)
 
     async def _trim(self, followed: Followed, offset: int) -> None:
@@ -434,7 +549,12 @@ class ReplicaFetcher:
         except Exception:
             self._log.exception("trim_failed", **partition.log_fields)
         followed.is_trimming = False
-        if followed.sent_in != NOT_SENT and self._is_current(followed):
+        if followed.sent_in == NOT_SENT or not self._is_current(followed):
+            return
+        if is_done and self._session.takes_received:
+            self._reports[followed] = None
+            self._session.kick()
+        else:
             self._fetch_again(followed, is_done)
 
     def _fetch_again(self, followed: Followed, is_done: bool) -> None:
@@ -460,6 +580,8 @@ class LeaderSession:
         self._fetcher = fetcher
         self._log = log
         self._connection: Connection | None = None
+        self.takes_received = False
+        """Whether the leader understands received positions, as the first response of this session says."""
         self._version = FETCH_VERSION
         self._id = 0
         self._epoch = 0
@@ -508,6 +630,7 @@ class LeaderSession:
     def _begin(self, connection: Connection) -> None:
         self._connection = connection
         self._id = self._epoch = 0
+        self.takes_received = False
         self._in_flight.clear()
         if self._watch is None:
             self._watch = self._loop.call_later(ANSWER_TIMEOUT_S / 2, self._check_answers)
@@ -580,6 +703,7 @@ class LeaderSession:
             return
         if not self._id:
             self._id, self._epoch = response.session_id, 1
+            self.takes_received = response.takes_received
         self._losses = 0
         self._fetcher.answered(number, response)
         self.kick()

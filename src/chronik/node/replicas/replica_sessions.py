@@ -6,6 +6,9 @@ diverging epoch. Until the follower includes it again, the leader sends only its
 a fetch depends on the changed partitions, not on all partitions: partitions notify their sessions of appends, and a
 session always knows which of its partitions changed.
 
+A follower may request records beyond its durable end while it syncs earlier ones. It reports its new durable end with
+the next request for records, or without one (`ReceivedPosition.wants_records`): then the last request still applies.
+
 The leader answers a fetch as soon as there are records, and within WATERMARK_DELAY_S if only a watermark rose: usually
 the next records arrive in that time. A follower with a new position need not wait for its long poll to end: its next
 fetch ends the previous one with an empty response.
@@ -97,6 +100,8 @@ class ReplicaSession:
         self._timer: asyncio.TimerHandle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._is_scheduled = False
+        self._is_new = True
+        """Whether no response was sent yet. The first one tells the follower that it may send received positions."""
 
     # -- requests from the follower ------------------------------------------------------------------------------------
 
@@ -119,16 +124,15 @@ class ReplicaSession:
             self._wake_later()
 
     def _take_position(self, key: EntryKey, requested: FetchPartition) -> None:
-        """Take the follower's position in one partition, and allow the next response for it."""
+        """Take the follower's position in one partition, and allow the next response for it if it wants records."""
         entry = self._entries.get(key)
+        if requested.received is not None and not requested.received.wants_records:
+            self._take_report(key, entry, requested)
+            return
         if entry is None:
             entry = self._entries[key] = Entry(key, requested)
         entry.requested = requested
-        entry.is_open = False
-        entry.error = ErrorCode.none
-        entry.diverging = None
-        self._ready.pop(entry, None)
-        self._throttled.pop(entry, None)
+        self._close_entry(entry)
         try:
             partition = self._find(key)
             entry.start = partition.log_start_offset
@@ -146,10 +150,29 @@ class ReplicaSession:
         # Trust what the request states, not what was sent: the follower may have discarded an earlier response.
         is_stated = requested.high_watermark != HIGH_WATERMARK_NOT_SENT
         entry.reported = (requested.high_watermark if is_stated else -1, requested.log_start_offset)
-        if entry.diverging is not None or partition.log_end_offset > requested.fetch_offset:
+        if entry.diverging is not None or partition.log_end_offset > requested.read_offset:
             self._ready[entry] = None
         elif entry.reported != (partition.high_watermark, partition.log_start_offset):
             self._news[entry] = None
+
+    def _take_report(self, key: EntryKey, entry: Entry | None, requested: FetchPartition) -> None:
+        """Take the follower's position only. The response to its last request may still be due, or on its way."""
+        error, diverging = ErrorCode.none, None
+        try:
+            diverging = self._find(key).replica_fetched(self.replica_id, self.broker_epoch, requested)
+        except KafkaError as refusal:
+            error = refusal.code
+        if entry is not None and (error or diverging is not None):
+            self._close_entry(entry)
+            entry.error, entry.diverging = error, diverging
+            self._ready[entry] = None
+
+    def _close_entry(self, entry: Entry) -> None:
+        entry.is_open = False
+        entry.error = ErrorCode.none
+        entry.diverging = None
+        self._ready.pop(entry, None)
+        self._throttled.pop(entry, None)
 
     def _find(self, key: EntryKey) -> Partition:
         topic_id, index = key
@@ -337,12 +360,13 @@ class ReplicaSession:
             response.diverging_epoch = entry.diverging
             return 0
         log = partition.log
-        offset, end = entry.requested.fetch_offset, log.log_end_offset
+        offset, end = entry.requested.read_offset, log.log_end_offset
         max_bytes = max(0, min(entry.requested.max_bytes, left_bytes))
         try:
             read = log.read(offset, max_bytes, end, min_one_batch=is_first)
             if read is None:
-                cold.append(partition.cold_read(response, offset, max_bytes, end, min_one_batch=is_first))
+                # At least one batch: an empty read cannot be told from records that are missing.
+                cold.append(partition.cold_read(response, offset, max_bytes, end, min_one_batch=True))
                 size_bytes = max_bytes
             else:
                 response.records = read.data
@@ -389,7 +413,8 @@ class ReplicaSession:
         if reply.done:
             return
         named = [(None, topic_id, responses) for topic_id, responses in topics.items()]
-        body = write_fetch_response(request.api_version, 0, self.id, named)
+        body = write_fetch_response(request.api_version, 0, self.id, named, takes_received=self._is_new)
+        self._is_new = False
         self._sessions.runtime.metrics.bytes_out += sum(len(part) for part in body)
         reply.send(body)
 

@@ -50,7 +50,8 @@ class RequestLimits(Protocol):
     def fetched(self, size_bytes: int) -> tuple[int, bool]: ...
 
 
-@dataclass(slots=True, eq=False)
+# Constructors by hand, here and of other objects of each request, because mypyc does not compile a dataclass's own one.
+@dataclass(slots=True, eq=False, init=False)
 class Request:
     """One request on one connection, kept until it is answered.
 
@@ -66,12 +67,38 @@ class Request:
     frame: View
     body_at: int
     started_s: float
-    message: Any = None
-    access: Access = OPEN_ACCESS
-    limits: RequestLimits | None = None
+    message: Any
+    access: Access
+    limits: RequestLimits | None
     """Set if a quota applies to the client."""
-    throttle_ms: int = 0
+    throttle_ms: int
     """How long the controller throttles the client."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        api_key: int,
+        api_version: int,
+        correlation_id: int,
+        client_id: str | None,
+        frame: View,
+        body_at: int,
+        started_s: float,
+        message: Any = None,
+        access: Access = OPEN_ACCESS,
+    ) -> None:
+        self.connection = connection
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.frame = frame
+        self.body_at = body_at
+        self.started_s = started_s
+        self.message = message
+        self.access = access
+        self.limits = None
+        self.throttle_ms = 0
 
     @property
     def client_host(self) -> str:
@@ -83,7 +110,7 @@ class Request:
         return self.connection.listener.name
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Reply:
     """The slot of a request in its connection's response order, completed exactly once.
 
@@ -92,11 +119,22 @@ class Reply:
 
     request: Request
     flexible_header: bool
+    body: Sequence[Buffer] | None
+    done: bool
+    failed: bool
     _metrics: ApiMetrics
     _clock: Callable[[], float]
-    body: Sequence[Buffer] | None = None
-    done: bool = False
-    failed: bool = False
+
+    def __init__(
+        self, request: Request, flexible_header: bool, metrics: ApiMetrics, clock: Callable[[], float]
+    ) -> None:
+        self.request = request
+        self.flexible_header = flexible_header
+        self.body = None
+        self.done = False
+        self.failed = False
+        self._metrics = metrics
+        self._clock = clock
 
     def send(self, body: Sequence[Buffer] | None) -> None:
         if self.done:

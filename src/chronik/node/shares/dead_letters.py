@@ -5,15 +5,17 @@ reaches the delivery limit. The copy names the source in its headers; it has the
 with `errors.deadletterqueue.copy.record.enable`. The source partition selects the partition. A record is archived after
 its copy is committed; until then its state is Archiving, and a new leader copies it again: at least once.
 
-Its name begins with `errors_deadletterqueue_topic_name_prefix`, and it has `errors.deadletterqueue.group.enable`.
-It is created if the node's settings allow that. If it cannot be used, the records are archived without a copy, and the
-log says so. Other failures are retried while this node leads the source.
+The topic's name begins with `errors_deadletterqueue_topic_name_prefix`, and the topic has
+`errors.deadletterqueue.group.enable`. It is created if the node's settings allow that. If it cannot be used, the
+records are archived without a copy, and the node logs the reason. Other failures are retried while this node leads the
+source. A copy that would exceed the topic's max.message.bytes has headers only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from chronik.client.errors import ClientError
@@ -24,13 +26,21 @@ from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.topic_plans import NewTopic
+from chronik.node.replicas.partition import (
+    BAD_BATCH,
+    DECODED_BYTES_PER_BYTE_MAX,
+    DECODED_RECORDS_MAX,
+    Partition,
+    is_damage,
+)
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.shares.share_partitions import LedShare
+from chronik.node.topic_settings import topic_defaults, topic_settings
 from chronik.shares.share_partition import DeadLetter
 from chronik.storage.reading import ReadJob
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import decode_batch, encode_batch, read_batch_header
+from chronik.wire.batch import BatchHeader, decode_batch, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
 from chronik.wire.records import NewRecord, Record
@@ -43,6 +53,8 @@ ACKS_ALL = -1
 TIMEOUT_S = 5.0
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 5.0
+REFUSED = (ErrorCode.message_too_large, ErrorCode.record_list_too_large, ErrorCode.invalid_record)
+"""Errors of a produce request that a repetition does not change."""
 
 TOPIC_HEADER = "__dlq.errors.topic"
 PARTITION_HEADER = "__dlq.errors.partition"
@@ -52,8 +64,11 @@ COUNT_HEADER = "__dlq.errors.delivery.count"
 MESSAGE_HEADER = "__dlq.errors.message"
 
 
+Header = tuple[str, bytes | None]
+
+
 class NotUsable(Exception):
-    """The dead-letter topic is not one, or does not exist: only an administrator can change that."""
+    """There is no dead-letter topic that can be used, or it does not accept the copy. A repetition changes nothing."""
 
 
 class DeadLetters:
@@ -68,7 +83,7 @@ class DeadLetters:
         topics: Topics,
         done: Callable[[LedShare, DeadLetter], None],
     ) -> None:
-        """`done` is called when the copies of a range are committed, or given up."""
+        """`done` is called when the copies of a range are committed, or cannot be written at all."""
         self._runtime = runtime
         self._metadata = metadata
         self._host = host
@@ -100,7 +115,7 @@ class DeadLetters:
             except NotUsable as error:
                 self._report(led, str(error), "the records are archived without a copy")
             except (KafkaError, ClientError, MalformedRequest, TimeoutError) as error:
-                self._report(led, str(error) or "no answer in time", "it is tried again")
+                self._report(led, str(error) or "no answer in time", "the node tries again")
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
@@ -123,21 +138,51 @@ class DeadLetters:
     async def _write_all(self, led: LedShare, letter: DeadLetter) -> None:
         configs = self._metadata.image.group_configs.get(led.key.group_id, {})
         topic = await self._topic(configs.get(DEAD_LETTER_TOPIC, ""))
-        copies = configs.get(DEAD_LETTER_COPY_RECORD, "false") == "true"
         index = led.key.partition % len(topic.partitions)
-        log, offset = led.log, max(letter.first_offset, led.log.log_start_offset)
+        log = led.log
+        # The watermark of a new leader may still be below the records: a read would find nothing to copy.
+        log.check_end_is_known()
+        copies = self._copies(led, letter, topic, configs.get(DEAD_LETTER_COPY_RECORD, "false") == "true")
+        offset = max(letter.first_offset, log.log_start_offset)
         while offset <= letter.last_offset:
-            if not log.jobs.begin():
-                raise KafkaError(ErrorCode.not_leader_or_follower, "the log is being truncated")
-            try:
-                job = log.log.read_job(offset, READ_BYTES, log.high_watermark)
-                records, offset = await self._runtime.run_blocking(partial(_read, job, offset, letter.last_offset))
-            finally:
-                log.jobs.end()
-            if records:
-                copied = [self._record(led, letter, record, copies) for record in records]
+            batches, offset = await self._read(log, offset, copies)
+            for batch in batches:
                 async with asyncio.timeout(TIMEOUT_S):
-                    await self._produce(topic.name, index, bytes(encode_batch(copied)))
+                    await self._produce(topic.name, index, batch)
+
+    async def _read(self, log: Partition, offset: int, copies: _Copies) -> tuple[list[bytes], int]:
+        """Return batches of copies, and the offset to continue from."""
+        if not log.jobs.begin():
+            raise KafkaError(ErrorCode.not_leader_or_follower, "the log is being truncated")
+        try:
+            job = log.log.read_job(offset, READ_BYTES, log.high_watermark)
+            return await self._runtime.run_blocking(partial(copies.read, job))
+        except Exception as error:
+            if is_damage(error):
+                log.found_damaged(offset, "read", str(error))
+            raise
+        finally:
+            log.jobs.end()
+
+    def _copies(self, led: LedShare, letter: DeadLetter, topic: TopicImage, has_content: bool) -> _Copies:
+        limit = led.machine is not None and letter.delivery_count >= led.machine.settings.delivery_count_limit
+        headers: list[Header] = [
+            (TOPIC_HEADER, led.topic.encode()),
+            (PARTITION_HEADER, str(led.key.partition).encode()),
+            (GROUP_HEADER, led.key.group_id.encode()),
+            (COUNT_HEADER, str(letter.delivery_count).encode()),
+            (MESSAGE_HEADER, b"The delivery limit is reached." if limit else b"A member rejected the record."),
+        ]
+        settings = topic_settings(topic, topic_defaults(self._runtime.config, self._metadata.image))
+        return _Copies(
+            letter.first_offset,
+            letter.last_offset,
+            headers,
+            has_content,
+            self._runtime.env.wall_ms(),
+            settings.max_message_bytes,
+            DECODED_BYTES_PER_BYTE_MAX * led.log.settings.max_message_bytes,
+        )
 
     async def _topic(self, name: str) -> TopicImage:
         config = self._runtime.config
@@ -158,21 +203,6 @@ class DeadLetters:
             raise NotUsable(f"the topic {name!r} does not have {DEAD_LETTERS_ENABLE}=true")
         return topic
 
-    def _record(self, led: LedShare, letter: DeadLetter, record: Record, copies: bool) -> NewRecord:
-        limit = led.machine is not None and letter.delivery_count >= led.machine.settings.delivery_count_limit
-        headers: list[tuple[str, bytes | None]] = [
-            (TOPIC_HEADER, led.topic.encode()),
-            (PARTITION_HEADER, str(led.key.partition).encode()),
-            (OFFSET_HEADER, str(record.offset).encode()),
-            (GROUP_HEADER, led.key.group_id.encode()),
-            (COUNT_HEADER, str(letter.delivery_count).encode()),
-            (MESSAGE_HEADER, b"The delivery limit is reached." if limit else b"A member rejected the record."),
-        ]
-        now_ms = self._runtime.env.wall_ms()
-        if not copies:
-            return None, None, headers, now_ms
-        return record.key, record.value, [*record.headers, *headers], now_ms
-
     async def _produce(self, topic: str, index: int, batch: bytes) -> None:
         image = self._metadata.image.partition(topic, index)
         if image is None or image.leader < 0:
@@ -185,21 +215,70 @@ class DeadLetters:
         request = ProduceRequest(None, ACKS_ALL, int(TIMEOUT_S * 1000), [produced])
         body = await connection.send(ApiKey.PRODUCE, PRODUCE_VERSION, write_produce_request(PRODUCE_VERSION, request))
         answer = read_produce_response(PRODUCE_VERSION, body).topics[0][2][0]
-        if answer.error_code:
-            raise KafkaError(ErrorCode(answer.error_code), answer.error_message or "")
+        error = ErrorCode(answer.error_code)
+        if error in REFUSED:
+            raise NotUsable(f"the topic {topic!r} refuses a copy: {error.name} {answer.error_message or ''}".rstrip())
+        if error is not ErrorCode.none:
+            raise KafkaError(error, answer.error_message or "")
 
 
-def _read(job: ReadJob, first: int, last: int) -> tuple[list[Record], int]:
-    """Return the records of a range, and the offset to continue from. Runs in the executor."""
-    data = memoryview(job())
-    records: list[Record] = []
-    at, next_offset = 0, last + 1
-    while at < len(data):
-        header = read_batch_header(data, at)
-        if header.base_offset > last:
-            return records, last + 1
-        if not header.is_control:
-            records += [record for record in decode_batch(data, at) if first <= record.offset <= last]
-        at += header.size_bytes
-        next_offset = header.next_offset
-    return records, next_offset
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """How the records of a range are copied. `read` runs in the executor."""
+
+    first_offset: int
+    last_offset: int
+    headers: Sequence[Header]
+    has_content: bool
+    """Whether a copy has the record's key, value and headers. One that is too large for the topic has not."""
+    wall_ms: int
+    batch_bytes_max: int
+    decoded_bytes_max: int
+
+    def read(self, job: ReadJob) -> tuple[list[bytes], int]:
+        """Return batches of copies, and the offset to continue from."""
+        data = memoryview(job())
+        if job.damaged_at is not None:
+            raise KafkaError(ErrorCode.corrupt_message, BAD_BATCH)
+        batches: list[bytes] = []
+        size_bytes, at, next_offset = 0, 0, self.last_offset + 1
+        while at < len(data) and size_bytes < READ_BYTES:
+            header = read_batch_header(data, at)
+            if header.base_offset > self.last_offset:
+                return batches, self.last_offset + 1
+            if not header.is_control:
+                records = self._decoded(data, at, header)
+                batches += self._encoded(records, self.has_content) if records else ()
+                size_bytes = sum(map(len, batches))
+            at += header.size_bytes
+            next_offset = header.next_offset
+        return batches, next_offset
+
+    def _decoded(self, data: memoryview, at: int, header: BatchHeader) -> list[Record]:
+        if header.record_count > DECODED_RECORDS_MAX:
+            raise NotUsable(f"a batch of {header.record_count} records is too large to be copied")
+        try:
+            records = decode_batch(data, at, self.decoded_bytes_max)
+            return [record for record in records if self.first_offset <= record.offset <= self.last_offset]
+        except (KafkaError, MalformedRequest) as error:
+            raise NotUsable(f"the batch at offset {header.base_offset} cannot be decoded: {error}") from error
+
+    def _encoded(self, records: Sequence[Record], has_content: bool) -> Iterator[bytes]:
+        """Yield batches that fit into the dead-letter topic."""
+        batch = bytes(encode_batch([self._copy(record, has_content) for record in records]))
+        if len(batch) <= self.batch_bytes_max:
+            yield batch
+        elif len(records) > 1:
+            half = len(records) // 2
+            yield from self._encoded(records[:half], has_content)
+            yield from self._encoded(records[half:], has_content)
+        elif has_content:
+            yield from self._encoded(records, False)
+        else:
+            raise NotUsable(f"max.message.bytes={self.batch_bytes_max} is too small for the headers of a copy")
+
+    def _copy(self, record: Record, has_content: bool) -> NewRecord:
+        headers = [*self.headers, (OFFSET_HEADER, str(record.offset).encode())]
+        if not has_content:
+            return None, None, headers, self.wall_ms
+        return record.key, record.value, [*record.headers, *headers], self.wall_ms

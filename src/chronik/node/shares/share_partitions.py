@@ -3,7 +3,7 @@
 `chronik.shares.share_partition` owns all rules. This module loads the state from the share coordinator, reads the log,
 carries out the writes, and runs the timers of the locks. A share partition is dropped when the leader epoch ends, when
 another leader or an administrator has changed its state, and when no member reads it any more. Its state is then read
-again: only what the share coordinator has stored counts.
+again: only the state that the share coordinator has stored is valid.
 """
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ class LandingTable:
     OWN = frozenset({*RECORD_SCHEMA.names, DATE})
     """The columns that are not the topic's typed ones."""
     MODE: str | None = None
+    AFTER_RESTORE = "choose a new --checkpoint (they land again, and no record lands twice)"
 
     def __init__(self, uri: str, table: DeltaTable) -> None:
         self.uri = uri
@@ -194,6 +195,10 @@ class LandingTable:
         """Raise PipelineError if the table was restored since the snapshot of the query's last commit."""
         if self.landed_batch(query) is None:
             return  # a new query lands whatever is missing
+        self._check_not_restored(query)
+
+    def _check_not_restored(self, query: str | None) -> None:
+        """Look at the commits since the snapshot of the last commit of this query, or without one, of any query."""
         if self._checked is None:
             commits = self._commits_since(query)
         else:
@@ -202,19 +207,18 @@ class LandingTable:
         if restored is not None:
             raise PipelineError(
                 f"the table {self.uri} was restored to an earlier version (in version {restored['version']}), so rows "
-                "that this landing had written are missing: choose a new --checkpoint (they land again, and no record "
-                "lands twice)"
+                f"that this landing had written are missing: {self.AFTER_RESTORE}"
             )
         self._checked = self.version
 
-    def _commits_since(self, query: str) -> list[dict[str, Any]]:
+    def _commits_since(self, query: str | None) -> list[dict[str, Any]]:
         """Return the commits after the snapshot of the query's last commit, as far as the log reaches back."""
         limit = HISTORY_COMMITS
         while True:
             commits = self._history(limit)
             for commit in commits:
                 own = commit.get("chronik")
-                if isinstance(own, dict) and own.get("query") == query:
+                if isinstance(own, dict) and "query" in own and query in (None, own["query"]):
                     snapshot = own.get("snapshot", commit["version"])
                     if len(commits) == limit and commits[-1]["version"] > snapshot + 1:
                         break

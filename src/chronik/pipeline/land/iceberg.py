@@ -7,6 +7,8 @@ files, and unlike a snapshot it does not expire. The summary of each snapshot ha
     chronik.query, chronik.batch    which micro-batch
     chronik.offsets                 {PARTITION: [first, last]}
 
+The state has the sequence number of that snapshot, too. It shows a rollback when the snapshot has expired.
+
 Every commit adds a snapshot, and requires that the snapshot which was checked is still the current one. pyiceberg would
 repeat a refused append on a newer snapshot, which may hold the same records. So the property
 `commit.retry.num-retries` is 0: a refused commit is a conflict, and the batch is checked again.
@@ -34,10 +36,14 @@ from chronik.pipeline.typed.evolution import plain_type
 
 STATE = "chronik.state"
 RETRIES = "commit.retry.num-retries"
+BOUNDED = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "commit.manifest-merge.enabled": "true",
+}
+"""Properties that keep the metadata small. They are set if a table does not have them, and then belong to its users."""
 QUERIES_MAX = 256
 """Queries whose last batch is remembered. Each lost checkpoint and each backfill is a query."""
-SMALL_FILES = 32
-MERGE_BYTES_MAX = 128 * 1024 * 1024
 
 
 class State(msgspec.Struct):
@@ -46,6 +52,7 @@ class State(msgspec.Struct):
     queries: dict[str, int] = {}
     ends: dict[int, int] = {}
     snapshot: int | None = None
+    sequence: int | None = None
 
 
 class IcebergTable:
@@ -100,8 +107,7 @@ class IcebergTable:
         self._read_state()
 
     def _read_state(self) -> None:
-        text = self._table.properties.get(STATE)
-        self._state = State() if text is None else msgspec.json.decode(text, type=State)
+        self._state = _state_of(self._table)
 
     def more_columns(self) -> list[Any]:
         """Return the columns beside the record's own, as Arrow fields."""
@@ -131,14 +137,24 @@ class IcebergTable:
         return found
 
     def check_not_restored(self, query: str) -> None:
-        """Raise PipelineError if the table was rolled back to before the last commit of a landing."""
+        """Raise PipelineError if the table was rolled back to before the last commit of a landing.
+
+        A snapshot whose parent has expired has none. What the sequence numbers do not show then, nothing does.
+        """
         last, metadata = self._state.snapshot, self._table.metadata
-        if self.landed_batch(query) is None or last is None or metadata.snapshot_by_id(last) is None:
-            return  # a new query lands whatever is missing, and an expired snapshot shows nothing
+        if self.landed_batch(query) is None or last is None:
+            return  # a new query lands whatever is missing
+        sequence, known = self._state.sequence, metadata.snapshot_by_id(last)
+        if sequence is None and known is not None:
+            sequence = known.sequence_number
+        if sequence is None:
+            return  # a commit of an earlier release, whose snapshot has expired
         at = metadata.current_snapshot()
-        while at is not None and at.snapshot_id != last:
-            at = None if at.parent_snapshot_id is None else metadata.snapshot_by_id(at.parent_snapshot_id)
-        if at is None:
+        while at is not None and at.snapshot_id != last and at.sequence_number > sequence:
+            if at.parent_snapshot_id is None:
+                return
+            at = metadata.snapshot_by_id(at.parent_snapshot_id)
+        if at is None or at.snapshot_id != last:
             raise PipelineError(
                 f"the table {self.uri} was rolled back to an earlier snapshot, so rows that this landing had written "
                 "are missing: choose a new --checkpoint (they land again, and no record lands twice)"
@@ -171,7 +187,8 @@ class IcebergTable:
             from pyiceberg.table import _parquet_files_to_data_files
 
             append = transaction.update_snapshot(snapshot_properties=summary).fast_append()
-            state = State(queries, ends, append.snapshot_id)
+            sequence = transaction.table_metadata.next_sequence_number()
+            state = State(queries, ends, append.snapshot_id, sequence)
             properties[STATE] = msgspec.json.encode(state).decode()
             with append:
                 found = _parquet_files_to_data_files(transaction.table_metadata, paths, self._table.io)
@@ -182,6 +199,16 @@ class IcebergTable:
 
         guarded(committed, f"cannot commit to the table {self.uri}")
         self._read_state()
+
+
+def _state_of(table: Any) -> State:
+    text = table.properties.get(STATE)
+    return State() if text is None else msgspec.json.decode(text, type=State)
+
+
+def landed_snapshot(table: Any) -> int | None:
+    """Return the last snapshot that a landing made."""
+    return _state_of(table).snapshot
 
 
 def commit_snapshot(table: Any, transaction: Any, producer: Any) -> None:
@@ -212,6 +239,7 @@ def _create(catalog: Any, name: tuple[str, str], fields: Any, location: str, mar
         transaction.set_properties(
             {
                 **marks,
+                **BOUNDED,
                 RETRIES: "0",
                 "schema.name-mapping.default": transaction.table_metadata.schema().name_mapping.model_dump_json(),
             }

@@ -4,14 +4,21 @@ A merge is one snapshot that replaces files by others with the same rows. Like e
 snapshot which was read is still the current one. If a landing was faster, the merged files are removed and the merge is
 left to a later run.
 
-A snapshot expires some days after another one has replaced it, so that readers can finish. pyiceberg does not remove
-the files of expired snapshots. So files are removed here that are older than the vacuum period, are in a folder of a
-landing or with the table's metadata, and are in no remaining snapshot. Files of failed attempts are among them.
+Every commit writes the metadata of all snapshots, so there must be few. All of the last minutes are kept, the last one
+of each hour of the last day, and the last one of each day before that. Readers of an expired snapshot have 23 hours
+more: a file that is replaced is either in the last snapshot of an hour before, or younger than an hour, and then too
+new to be removed. The last snapshot of a landing and those that follow show whether the table was rolled back, so all
+of them are kept for some days.
+
+pyiceberg does not remove the files of expired snapshots. So files are removed here that are older than the vacuum
+period, are in a folder of a landing or with the table's metadata, and are in no remaining snapshot. Files of failed
+attempts are among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -23,7 +30,7 @@ import pyarrow.fs as fs
 from chronik.pipeline.catalog import NAMESPACE, guarded, open_catalog
 from chronik.pipeline.land.delta import Conflict
 from chronik.pipeline.land.hidden_files import KEEP_H
-from chronik.pipeline.land.iceberg import commit_snapshot
+from chronik.pipeline.land.iceberg import BOUNDED, commit_snapshot, landed_snapshot
 from chronik.pipeline.land.maintenance import Maintained, Merge, TableFile, merges
 from chronik.pipeline.land.schema import DATE
 from chronik.pipeline.land.task import NO_DATE, NewFile, OpenFile
@@ -31,6 +38,13 @@ from chronik.pipeline.storage import TableFiles
 
 KEEP_SNAPSHOTS_D = 5
 KEEP_FILES_H = 7 * 24
+KEEP_ALL = "chronik.snapshots.keep-all-minutes"
+"""A property of the table: how long all snapshots are kept."""
+KEEP_ALL_MIN = 10
+EXPIRE_MIN = 16
+"""Snapshots that have to be superfluous before a landing's maintenance commits their expiry."""
+MANIFESTS_MAX = 100
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 24 * 3_600_000
 MERGED = "merged"
 
 
@@ -65,10 +79,11 @@ def maintain_iceberg(
     def run() -> Maintained:
         table = catalog.load_table(name)
         done = _merge_all(table, token)
+        _expire(table, now_ms, keep_d or KEEP_SNAPSHOTS_D, 1 if expire else EXPIRE_MIN)
         if not expire:
             return done
+        _bound_metadata(table)
         now = datetime.fromtimestamp(now_ms / 1000, UTC)
-        _expire(table, now - timedelta(days=keep_d or KEEP_SNAPSHOTS_D))
         keep_h = KEEP_FILES_H if keep_files_h is None else max(keep_files_h, KEEP_H)
         return replace(done, removed_files=_remove_unused(table, now - timedelta(hours=keep_h)))
 
@@ -87,14 +102,70 @@ def _merge_all(table: Any, token: str) -> Maintained:
     return Maintained(merged, new, size_bytes)
 
 
-def _expire(table: Any, before: datetime) -> None:
-    """Expire the snapshots that had been replaced by then: all that are older than the one that was current."""
-    before_ms = int(before.timestamp() * 1000)
-    became_current = [entry.timestamp_ms for entry in table.metadata.snapshot_log if entry.timestamp_ms < before_ms]
-    if not became_current or all(each.timestamp_ms >= became_current[-1] for each in table.metadata.snapshots):
-        return
-    replaced = datetime.fromtimestamp(became_current[-1] / 1000, UTC)
-    table.maintenance.expire_snapshots().older_than(replaced).commit()
+def superfluous(
+    became_current_ms: Mapping[int, int],
+    now_ms: int,
+    keep_all_min: int = KEEP_ALL_MIN,
+    keep_d: int = KEEP_SNAPSHOTS_D,
+    evidence: AbstractSet[int] = frozenset(),
+) -> set[int]:
+    """Return the snapshots that can expire, by when each one became current. Pure.
+
+    One that was replaced more than `keep_d` days ago expires. Of those that were replaced more than `keep_all_min`
+    minutes ago, the last one of each hour is kept. Of those that were replaced more than a day ago, the last one of
+    each day is kept.
+    `evidence`: snapshots that are all kept until they were replaced for `keep_d` days.
+    """
+    ordered = sorted(became_current_ms.items(), key=lambda item: item[1])
+    replaced_ms = [at_ms for _, at_ms in ordered[1:]]
+    kept: dict[tuple[int, int], int] = {}
+    for (snapshot, at_ms), until_ms in zip(ordered, [*replaced_ms, now_ms], strict=True):
+        replaced_ago_ms = now_ms - until_ms
+        if replaced_ago_ms > keep_d * DAY_MS:
+            continue
+        if replaced_ago_ms < keep_all_min * MINUTE_MS or snapshot in evidence:
+            kept[0, snapshot] = snapshot
+        else:
+            slot_ms = HOUR_MS if replaced_ago_ms < DAY_MS else DAY_MS
+            kept[slot_ms, at_ms // slot_ms] = snapshot
+    return became_current_ms.keys() - set(kept.values()) - {each for each, _ in ordered[-1:]}
+
+
+def _expire(table: Any, now_ms: int, keep_d: int, count_min: int) -> None:
+    """Expire superfluous snapshots, unless another commit is faster: then a later run does it."""
+    from pyiceberg.exceptions import CommitFailedException
+
+    table.refresh()
+    metadata = table.metadata
+    current = {entry.snapshot_id: entry.timestamp_ms for entry in metadata.snapshot_log}
+    times = {each.snapshot_id: current.get(each.snapshot_id, each.timestamp_ms) for each in metadata.snapshots}
+    last = metadata.snapshot_by_id(landed_snapshot(table) or 0)
+    since = metadata.last_sequence_number if last is None else last.sequence_number
+    evidence = {each.snapshot_id for each in metadata.snapshots if (each.sequence_number or 0) >= since}
+    expired = superfluous(times, now_ms, int(table.properties.get(KEEP_ALL, KEEP_ALL_MIN)), keep_d, evidence)
+    expired -= {ref.snapshot_id for ref in metadata.refs.values()}
+    if len(expired) >= count_min:
+        with suppress(CommitFailedException):
+            table.maintenance.expire_snapshots().by_ids(sorted(expired)).commit()
+
+
+def _bound_metadata(table: Any) -> None:
+    """Set the properties that keep the metadata small, and merge the manifests if there are many."""
+    from pyiceberg.exceptions import CommitFailedException
+
+    with suppress(CommitFailedException, Conflict):
+        missing = {name: value for name, value in BOUNDED.items() if name not in table.properties}
+        if missing:
+            with table.transaction() as transaction:
+                transaction.set_properties(missing)
+        snapshot = table.current_snapshot()
+        if snapshot is not None and len(snapshot.manifests(table.io)) > MANIFESTS_MAX:
+            transaction = table.transaction()
+            with transaction.update_snapshot(
+                snapshot_properties={"chronik.manifests": "merged"}
+            ).merge_append() as update:
+                pass
+            commit_snapshot(table, transaction, update)
 
 
 def _remove_unused(table: Any, before: datetime) -> int:

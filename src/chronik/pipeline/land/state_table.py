@@ -57,6 +57,7 @@ class StateTable(LandingTable):
     DIVIDED_BY = BUCKET
     OWN = frozenset({*RECORD_SCHEMA.names, ORDERED_AT, BUCKET})
     MODE = UPSERT
+    AFTER_RESTORE = "land the topic in another --to, because this table cannot show which records are missing"
     topic_partitions = 1
     """The number of partitions that the topic had when the table was opened."""
 
@@ -99,6 +100,13 @@ class StateTable(LandingTable):
 
     def landed_offsets(self, firsts: Mapping[int, int]) -> LandedOffsets:
         return LandedOffsets.below({partition: self.next_offset(partition) for partition in firsts})
+
+    def check_not_restored(self, query: str) -> None:
+        """Raise PipelineError if the table was restored, also for a new query.
+
+        A restored table keeps the end of each partition, and a new query skips everything below it.
+        """
+        self._check_not_restored(None)
 
     def has_landed_from(self, partition: int) -> bool:
         return self._table.transaction_version(f"chronik:offset:{partition}") is not None

@@ -94,7 +94,7 @@ class Audits:
         while not self._stopping.wait(POLL_S):
             for each in self._topics:
                 now_s = self._clocks.monotonic_s()
-                # Audit for the first time when there is something, and then at the interval.
+                # The first audit runs once something has landed, the next ones at the interval.
                 if now_s >= each.due_s and each.job.landed_ends and not self._stopping.is_set():
                     each.due_s = now_s + each.every_s
                     self._audit(each)

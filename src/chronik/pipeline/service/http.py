@@ -58,7 +58,11 @@ class HealthServer:
                 if not self.slots.acquire(blocking=False):
                     self.shutdown_request(request)
                     return
-                super().process_request(request, client_address)
+                try:
+                    super().process_request(request, client_address)
+                except BaseException:  # no further thread
+                    self.slots.release()
+                    raise
 
             def process_request_thread(self, request: Any, client_address: Any) -> None:
                 try:

@@ -1,8 +1,8 @@
 """One job of the service, in a thread of its own: a landed topic or a sink, which fails and recovers by itself.
 
 A failed job is opened again from its checkpoint, after a pause that doubles up to a bound, for as long as the service
-runs. Brokers return, topics are created, disks are freed and schemas are fixed: nobody has to start it again. What a
-repeated attempt reads again lands once. `waiting`: the cause may pass by itself. `failed`: somebody has to act.
+runs. So it resumes by itself when brokers return, a topic is created, a disk is freed or a schema is fixed. What a
+repeated attempt reads again lands once. `waiting`: the cause may pass by itself. `failed`: an operator has to act.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from chronik.observe.logging import Logger
 from chronik.pipeline.errors import PipelineError, Unavailable, failure_of, reason_of
 from chronik.pipeline.land.progress import Figures
 from chronik.pipeline.land.retry import Retries
+from chronik.pipeline.service.starts import Starts
 
 POLL_S = 0.5
 REASON_CHARACTERS_MAX = 500
@@ -60,6 +61,7 @@ class Job:
         target: str,
         open_work: Callable[[], Work],
         retries: Retries,
+        starts: Starts,
         clocks: Clocks,
         log: Logger,
     ) -> None:
@@ -67,6 +69,7 @@ class Job:
         self.target = target
         self._open = open_work
         self._retries = retries
+        self._starts = starts
         self._clocks = clocks
         self._log = log.bind(job=name)
         self._lock = Lock()
@@ -121,11 +124,16 @@ class Job:
         """Run until the job fails, and return the failure, or None if it was stopped."""
         work: Work | None = None
         try:
+            while not self._starts.may_begin(self.name, self._clocks.monotonic_s()):
+                if self._stopping.wait(POLL_S):
+                    return None
             work = self._open()
             work.start()
             while not self._stopping.is_set():
                 has_ended = work.wait(POLL_S)
                 self._observe(work)
+                if work.has_progressed:
+                    self._starts.end(self.name)
                 if has_ended:
                     return Unavailable(f"{self.name} ended by itself")
         except Exception as error:
@@ -139,6 +147,7 @@ class Job:
         finally:
             if work is not None:
                 self._close(work)
+            self._starts.end(self.name)
         return None
 
     def _close(self, work: Work) -> None:

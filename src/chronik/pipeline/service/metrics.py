@@ -37,7 +37,7 @@ def families(jobs: Sequence[PipelineJob]) -> Iterator[Metric]:
             counter.add_metric(_labels(job), getattr(job, name))
         yield counter
     gauges: dict[str, tuple[str, Callable[[PipelineJob], float | None]]] = {
-        "lag": ("Offsets that have not landed when the last micro-batch was planned.", lambda job: job.lag),
+        "lag": ("Offsets that had not landed when the last micro-batch was planned.", lambda job: job.lag),
         "rows_per_second": ("Rate of the last micro-batch.", lambda job: job.rows_per_s),
         "batch_seconds": ("Duration of the last micro-batch.", lambda job: job.batch_s),
         "last_commit_timestamp_seconds": (

@@ -77,7 +77,7 @@ class LandingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_retention: AtLeastOne | None = None
     deleted: str | None = None
     options: TableOptions = TableOptions()
-    """What the tables are. In the file, its fields stand beside the other keys."""
+    """What the tables are. In the file, its fields are beside the other keys."""
 
 
 class SinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,7 +153,7 @@ def _table_options(number: int, landing: dict[str, Any]) -> TableOptions:
     """Take the options of the tables out of a landing: `chronik pipeline land` has the same ones."""
     own = {name: landing.pop(name) for name in TABLE_OPTIONS if name in landing}
     if "options" in landing:
-        raise PipelineError(f"landing[{number}].options is unknown: its keys stand beside the others")
+        raise PipelineError(f"landing[{number}].options is unknown: write its keys beside the others")
     try:
         return msgspec.convert(own, TableOptions)
     except msgspec.ValidationError as error:

@@ -5,7 +5,7 @@
 | object with properties | its properties are columns; inside a property, a struct |
 | object with only additionalProperties | map |
 | string; with format date, date-time | string; date, timestamp |
-| integer, number, boolean, array | long, double, boolean, array |
+| integer (`1`, also written as `1.0` or `1e0`), number, boolean, array | long, double, boolean, array |
 | enum or const of strings | string |
 | T or null | T |
 | anything else, and a type that contains itself | string with the JSON |
@@ -29,8 +29,12 @@ from chronik.pipeline.typed.json_values import ANY_JSON, JsonField, JsonRows, Js
 from chronik.pipeline.typed.writer_schema import SINGLE, Decoded, Numbers, SchemaError, WriterField
 
 SIMPLE = {"integer": json_values.whole(64), "number": json_values.DOUBLE, "boolean": json_values.BOOLEAN}
+WITH_FLOATS = {**SIMPLE, "integer": json_values.WHOLE_FLOAT}
+"""For texts that write whole numbers as 1.0. They cost more to read, so each text is first read without them."""
 FORMATS = {"date": json_values.DATE, "date-time": json_values.TIMESTAMP}
 DEPTH_MAX = 64
+TYPES_MAX = 20_000
+"""Types in a schema, each counted wherever it is used: types that use the next one twice multiply."""
 Place = tuple[str, str]
 """Where a referred schema is: the document's address, and the path inside it."""
 
@@ -55,21 +59,28 @@ class JsonSchema:
             if isinstance(document, dict) and document.get("$id")
         }
         self._open: list[Place] = []
-        try:
-            fields = self._properties(root, "", 0)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise SchemaError(f"the schema is not valid: {type(error).__name__}: {error}") from None
         self.record = str(root.get("title", "")) if isinstance(root, dict) else ""
-        is_single = fields is None
-        if fields is None:
-            fields = [JsonField(SINGLE, self._type(root, "", 0), is_required=True)]
-        if not fields:
-            raise SchemaError("the schema has no properties")
+        fields, is_single = self._columns(SIMPLE)
         self.fields = [WriterField(field.name, field.type.arrow, field.is_required) for field in fields]
         self._rows = JsonRows(fields, is_single=is_single)
+        self._rows_with_floats: JsonRows | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JsonSchema, (self._text, self._references)
+
+    def _columns(self, simple: Mapping[str, JsonType]) -> tuple[list[JsonField], bool]:
+        """Return the fields, and whether the only one is the whole text."""
+        self._simple, self._type_count = simple, 0
+        root = self._documents[""]
+        try:
+            fields = self._properties(root, "", 0)
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise SchemaError(f"the schema is not valid: {type(error).__name__}: {error}") from None
+        if fields is None:
+            return [JsonField(SINGLE, self._type(root, "", 0), is_required=True)], True
+        if not fields:
+            raise SchemaError("the schema has no properties")
+        return fields, False
 
     # -- types ---------------------------------------------------------------------------------------------------------
 
@@ -98,6 +109,9 @@ class JsonSchema:
         ]
 
     def _type(self, schema: Any, document: str, depth: int) -> JsonType:
+        self._type_count += 1
+        if self._type_count > TYPES_MAX:
+            raise SchemaError(f"the schema has more than {TYPES_MAX:,} types")
         if depth > DEPTH_MAX or not isinstance(schema, dict):
             return ANY_JSON
         schema, _ = _without_null(schema)
@@ -122,7 +136,7 @@ class JsonSchema:
             return json_values.list_of(self._type(schema["items"], document, depth + 1))
         if kind == "object" and isinstance(more, dict) and not schema.get("patternProperties"):
             return json_values.map_of(self._type(more, document, depth + 1))
-        return SIMPLE.get(kind, ANY_JSON) if isinstance(kind, str) else ANY_JSON
+        return self._simple.get(kind, ANY_JSON) if isinstance(kind, str) else ANY_JSON
 
     def _place(self, schema: Any, document: str) -> Place | None:
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
@@ -155,12 +169,23 @@ class JsonSchema:
         reasons: list[str] = []
         for number, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             try:
-                rows.append(self._rows.parse(view[start:stop]))
+                rows.append(self._parse(view[start:stop]))
                 good.append(number)
             except Unreadable as error:
                 bad.append(number)
                 reasons.append(str(error))
         return Decoded(self._rows.arrays(rows), np.array(good, np.int64), np.array(bad, np.int64), reasons)
+
+    def _parse(self, text: memoryview) -> tuple[Any, ...]:
+        try:
+            return self._rows.parse(text)
+        except Unreadable as error:
+            if not error.is_float:
+                raise
+        if self._rows_with_floats is None:
+            fields, is_single = self._columns(WITH_FLOATS)
+            self._rows_with_floats = JsonRows(fields, is_single=is_single)
+        return self._rows_with_floats.parse(text)
 
 
 def _without_null(schema: Any) -> tuple[Any, bool]:

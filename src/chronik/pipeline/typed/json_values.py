@@ -21,12 +21,19 @@ from chronik.pipeline.typed.writer_schema import SchemaError
 ESCAPED = re.compile(r'["\\\x00-\x1f]')
 """Characters that msgspec does not match in the names of fields, because JSON escapes them."""
 
+FLOATS_EXACT_BELOW = 2**53
+
 Convert: TypeAlias = Callable[[Any], Any] | None
 """Turns a decoded value, which is not None, into one that Arrow takes; None: it does already. Raises Unreadable."""
 
 
 class Unreadable(Exception):
     """The text does not fit its fields. The message is the reason."""
+
+    @property
+    def is_float(self) -> bool:
+        """Return whether the text has a number with a fraction or an exponent in the place of a whole one."""
+        return str(self).startswith("Expected `int") and "got `float`" in str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,14 @@ def whole(bits: int) -> JsonType:
     return JsonType({8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits], Annotated[int, limits])
 
 
+def _whole_of(value: int | float) -> int:
+    if isinstance(value, int):
+        return value
+    if not value.is_integer() or abs(value) >= FLOATS_EXACT_BELOW:
+        raise Unreadable(f"{value!r} is no whole number, or too large to be exact in this form")
+    return int(value)
+
+
 def in_utc(value: datetime.datetime) -> datetime.datetime:
     """Return the time in UTC. Raises Unreadable if its offset puts it outside the years 1 to 9999."""
     try:
@@ -62,6 +77,8 @@ def in_utc(value: datetime.datetime) -> datetime.datetime:
         raise Unreadable("a time is outside the years 1 to 9999") from None
 
 
+WHOLE_FLOAT = JsonType(pa.int64(), whole(64).python | float, _whole_of)
+"""A whole number of 64 bits that may be written with a fraction of zero or an exponent."""
 TEXT = JsonType(pa.string(), str)
 BOOLEAN = JsonType(pa.bool_(), bool)
 FLOAT = JsonType(pa.float32(), float)

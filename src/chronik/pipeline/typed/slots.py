@@ -1,4 +1,4 @@
-"""The Arrow arrays that a compiled loop fills: their memory, and what becomes of it. Shared by Avro and Protobuf.
+"""The Arrow arrays that a compiled loop fills, and their memory. Shared by Avro and Protobuf.
 
 Each slot is one array. Four pools of memory hold the buffers of all slots: validity, numbers, ends and bytes.
 """

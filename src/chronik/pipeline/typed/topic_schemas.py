@@ -19,7 +19,6 @@ from chronik.pipeline.typed.json_schema import JsonSchema
 from chronik.pipeline.typed.writer_schema import Router, SchemaError, WriterSchema, split_id, typed_id
 
 EVOLVE, DEAD_LETTER, STOP = "evolve", "dead-letter", "stop"
-POLICIES = (EVOLVE, DEAD_LETTER, STOP)
 AUTO = "auto"
 KINDS = {"avro": AVRO, "json-schema": JSON_SCHEMA, "protobuf": PROTOBUF}
 FORMATS = (*KINDS, AUTO)

@@ -3,6 +3,7 @@
 - Each Raft term has at most one leader, and so has each leader epoch of a partition.
 - Below their watermarks, all replicas have the same batches forever.
 - The leader of the newest epoch has every batch that was ever below a watermark.
+- Under `synced`, the devices of all in-sync replicas have everything below the leader's watermark.
 - The last stable offset of a replica is never above its watermark, and never goes backwards while its process runs.
 
 This applies to the topics of clients and to internal topics. Replicas compact at different times: in a compacted topic,
@@ -17,6 +18,7 @@ from collections.abc import Container
 
 from chronik.node.broker import Broker
 from chronik.node.replicas.partition import Partition
+from chronik.testing.sim.durable_ends import DurableEnds
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.world import World
 from chronik.wire.batch import check_batches
@@ -53,6 +55,7 @@ class Auditor:
         """By process and partition: the offset up to which its log was compared."""
         self._stable: dict[Partition, int] = {}
         """The last stable offset that a replica had at the last check."""
+        self._durable_ends = DurableEnds()
 
     def check(self) -> None:
         """Check all nodes now, and again every `CHECK_S`."""
@@ -81,6 +84,8 @@ class Auditor:
             self._check_only_leader(log.leaders, epoch, node.host.name, f"{name}, epoch")
         self._compare(node, hosted, log)
         self._check_stable(node, hosted)
+        if hosted.leader is not None and epoch == log.newest_epoch and not hosted.acknowledges_unsynced:
+            self._check_durable(name, hosted)
         if hosted.leader is not None and epoch == log.newest_epoch and hosted.log_end_offset < log.end:
             self._world.violated(
                 f"{node.host.name} leads {name} in epoch {epoch}, but its log ends at {hosted.log_end_offset}, "
@@ -96,6 +101,29 @@ class Auditor:
                 f"the watermark {hosted.high_watermark}"
             )
         self._stable[hosted] = stable
+
+    def _check_durable(self, name: str, led: Partition) -> None:
+        """Check that the watermark does not pass what the devices of in-sync replicas have.
+
+        Replicas are skipped that may lack records: with damaged files, or that know another state of the partition.
+        """
+        watermark = led.high_watermark
+        if led.image is None or led.log.config.cleanup_compact:
+            return
+        for node in self._nodes:
+            broker = node.ready_broker
+            if broker is None or node.may_log or node.config.node_id not in led.in_sync_replicas:
+                continue
+            copy = broker.host.partitions.get((led.topic, led.index))
+            if copy is None or copy.log.frames is not None or copy.image is None or copy.jobs.is_exclusive:
+                continue
+            if copy.is_damaged or copy.is_closed or copy.image.partition_epoch != led.image.partition_epoch:
+                continue
+            if not self._durable_ends.reaches(node.host.disk, copy, watermark):
+                self._world.violated(
+                    f"the watermark of {name} is {watermark}, but the device of {node.host.name}, which is in sync, "
+                    f"lacks records below it; its log ends at {copy.log_end_offset}"
+                )
 
     def _check_only_leader(self, known: dict[int, str], number: int, name: str, what: str) -> None:
         if known.setdefault(number, name) != name:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 
@@ -18,6 +19,7 @@ from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
 from chronik.raft.store import StoreError
 from chronik.storage.folder import DataFolderError
+from chronik.testing.sim.direct_writes import SimDirect
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.raft_store import DiskRaftStore
@@ -28,6 +30,8 @@ CLUSTER_SECRET = "the-secret-of-every-simulated-cluster"
 """A node without peers generates its own and keeps it on its disk."""
 LOG_LINES_KEPT = 200
 TRY_AGAIN_S = 0.2
+DIRECT_SHARE = 0.7
+"""How often the loop of a node can write to the commit log without a thread."""
 COMMIT_LOG_OFF_SHARE = 0.15
 """How often a node with a commit log is started without it: then it has to replay the last one first."""
 LOGGED_AS_FAULTS = (
@@ -98,6 +102,7 @@ class SimNode:
     async def _main(self, process: Process) -> None:
         clock = self.host.clock
         disk = ProcessDisk(process)
+        has_direct = self.world.random(f"{process.name}:direct").random() < DIRECT_SHARE
         env = Environment(
             disk,
             self.world.random(f"{process.name}:node"),
@@ -106,6 +111,7 @@ class SimNode:
             lambda path, new_store_id: DiskRaftStore(disk, path, new_store_id),
             boot_id=f"boot-{self.host.boots}",
             cluster_secret=CLUSTER_SECRET if self.config.peers else "",
+            open_direct=partial(SimDirect, disk) if has_direct else None,
         )
         logger = make_logger(self._logged, clock.wall_ms, LogLevels(), node=self.config.node_id)
         config = self.config
@@ -175,7 +181,8 @@ def newest_image(nodes: Iterable[SimNode]) -> ClusterImage | None:
 def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
     """Return settings for a simulated node: periodic work runs more often than on a real node.
 
-    In half of all runs, nodes have a commit log, with small files.
+    In half of all runs, nodes have a commit log, with small files. In most, followers fetch so little at once that they
+    often fetch ahead of their syncs.
     """
     values: dict[str, object] = {
         "node_id": node_id,
@@ -190,6 +197,7 @@ def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
         "recovery_point_interval_ms": 250,
         "commit_log": host.world.random("commit-log").random() < 0.5,
         "commit_log_bytes": 128 * 1024,
+        "replica_fetch_bytes_max": host.world.random("replica-fetch").choice((200, 500, 1_000, 1024 * 1024)),
         "scrub_interval_ms": 500,
         **settings,
     }
