@@ -39,12 +39,13 @@ ALREADY_IMPORTED = (
 )
 SESSION = "session="
 """The last argument that such a process shows: it is in a session of its own, not in that of its driver."""
+INTERRUPT = "interrupt"
 END_TIMEOUT_S = 10.0
 
 # What the JVM starts, and kills: it asks the server for the process, waits for its end, and ends when it ends.
 EXECUTABLE = """\
 #!{python} -IS
-import json, os, resource, socket, sys
+import json, os, resource, signal, socket, sys
 if sys.argv[1:2] != ["-m"] or not sys.argv[2].startswith("pyspark."):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 request = {{
@@ -54,7 +55,10 @@ request = {{
     "files_max": resource.getrlimit(resource.RLIMIT_NOFILE),
     "new_session": False,
 }}
+if sys.argv[2] == "pyspark.daemon" and os.getpgid(0) != os.getpid():
+    os.setpgid(0, 0)  # as the daemon does: Ctrl-C in the terminal of the driver is not for it
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    signal.signal(signal.SIGINT, lambda *_: server.send(b"{interrupt}"))
     server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, {bytes_max})
     server.connect({address!r})
     socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
@@ -69,7 +73,8 @@ def forked_python(folder: Path) -> Iterator[Path]:
     """Run the server, and yield the executable to use as PYSPARK_PYTHON."""
     address = str(folder / "s")
     executable = folder / "python"
-    text = EXECUTABLE.format(python=sys.executable, session=SESSION, bytes_max=REQUEST_BYTES_MAX, address=address)
+    names = {"session": SESSION, "interrupt": INTERRUPT, "bytes_max": REQUEST_BYTES_MAX}
+    text = EXECUTABLE.format(python=sys.executable, address=address, **names)
     executable.write_text(text)
     executable.chmod(0o755)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -141,13 +146,16 @@ def _serve() -> list[str]:
 
 
 def _wait(started: int, connection: socket.socket) -> int:
-    """Wait for the end of the process and send its exit code; kill it if the JVM's own process ends earlier."""
+    """Wait for the end of the process and send its exit code; interrupt or kill it as the JVM's own process is."""
     ended = os.pidfd_open(started)
-    ready, _, _ = select.select([ended, connection.fileno()], [], [])
-    if ended not in ready:
+    while ended not in select.select([ended, connection.fileno()], [], [])[0]:
         with contextlib.suppress(ProcessLookupError):
+            if connection.recv(len(INTERRUPT)):
+                os.kill(started, signal.SIGINT)
+                continue
             # A daemon leads a group with its workers.
             (os.killpg if os.getpgid(started) == started else os.kill)(started, signal.SIGKILL)
+            break
     code = os.waitstatus_to_exitcode(os.waitpid(started, 0)[1]) & 0xFF
     with contextlib.suppress(OSError):
         connection.send(b"%d" % code)
