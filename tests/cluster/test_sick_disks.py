@@ -60,9 +60,24 @@ def alive(nodes: Nodes, node_id: int) -> list[int]:
     return [] if view is None else [known["id"] for known in view["nodes"] if known["state"] == "alive"]
 
 
+IN_MAKE_TEST = [(Nodes.hang, controller), (Nodes.refuse, leader), (Nodes.freeze, leader)]
+"""Each sickness and each role; `make soak-counts` runs all pairs."""
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
-@pytest.mark.parametrize("chosen", [controller, leader], ids=lambda chosen: str(chosen.__name__))
+@pytest.mark.parametrize(
+    ("sicken", "chosen"),
+    [
+        pytest.param(
+            sicken,
+            chosen,
+            marks=[] if (sicken, chosen) in IN_MAKE_TEST else pytest.mark.soak,
+            id=f"{chosen.__name__}-{sicken.__name__}",
+        )
+        for chosen in (controller, leader)
+        for sicken in SICKNESSES
+    ],
+)
 def test_the_cluster_keeps_working_while_a_disk_is_faulty(
     sicken: Sicken, chosen: Callable[[Nodes, str], int], nodes: Nodes, tmp_path: Path
 ) -> None:
@@ -82,7 +97,15 @@ def test_the_cluster_keeps_working_while_a_disk_is_faulty(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
+@pytest.mark.parametrize(
+    "sicken",
+    [
+        Nodes.hang,
+        pytest.param(Nodes.refuse, marks=pytest.mark.soak),
+        pytest.param(Nodes.freeze, marks=pytest.mark.soak),
+    ],
+    ids=lambda sicken: str(sicken.__name__),
+)
 def test_a_leader_does_not_wait_for_a_follower_with_a_faulty_disk(sicken: Sicken, nodes: Nodes, tmp_path: Path) -> None:
     topic = nodes.new_topic(1)
     with OffsetWatch(nodes, topic, range(1)), Workload(nodes, topic, 1) as workload:

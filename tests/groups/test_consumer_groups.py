@@ -35,6 +35,7 @@ JOIN: dict[str, Any] = {"rebalance_timeout_ms": 1, "topics": ("t",), "owned": fr
         (0, {"instance_id": ""}, ErrorCode.invalid_request),
         (0, {"rack": ""}, ErrorCode.invalid_request),
         (0, {"member_id": "m" * 40_000}, ErrorCode.invalid_request),
+        (0, {"topics": tuple(f"{number:0200}" for number in range(6_000))}, ErrorCode.invalid_request),
         (-2, {}, ErrorCode.invalid_request),
         (-3, {}, ErrorCode.invalid_request),
         (-1, {}, ErrorCode.group_id_not_found),

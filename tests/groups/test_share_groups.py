@@ -24,6 +24,7 @@ SESSION_MS = GroupSettings().share_session_timeout_ms
         (0, {"topics": ()}, ErrorCode.invalid_request),
         (0, {"rack": ""}, ErrorCode.invalid_request),
         (0, {"member_id": "m" * 40_000}, ErrorCode.invalid_request),
+        (0, {"topics": tuple(f"{number:0200}" for number in range(6_000))}, ErrorCode.invalid_request),
         (-2, {}, ErrorCode.invalid_request),
         (-1, {}, ErrorCode.group_id_not_found),
         (5, {}, ErrorCode.group_id_not_found),

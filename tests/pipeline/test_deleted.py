@@ -49,6 +49,19 @@ def test_a_list_is_text_or_json_lines_or_a_table(tmp_path: Path) -> None:
     assert offsets(pickle.loads(pickle.dumps(deleted.current()))) == [2, 3, 4]
 
 
+def test_a_list_from_windows_has_the_same_keys(tmp_path: Path) -> None:
+    """A byte order mark is no part of the first key. As UTF-16, no key would match, and all records would land."""
+    text = tmp_path / "keys.txt"
+    text.write_text("k1\r\nk3\r\n", "utf-8-sig")
+    assert offsets(DeletedList(str(text)).current()) == [0, 2, 4, 5]
+    lines = tmp_path / "keys.ndjson"
+    lines.write_text('{"text": "k2"}\n', "utf-8-sig")
+    assert offsets(DeletedList(str(lines)).current()) == [0, 1, 3, 4, 5]
+    text.write_text("k1\n", "utf-16")
+    with pytest.raises(PipelineError, match="is UTF-16"):
+        DeletedList(str(text)).current()
+
+
 def test_a_list_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     text = tmp_path / "keys.txt"
     text.write_text("k1\n")

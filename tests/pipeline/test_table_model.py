@@ -398,14 +398,25 @@ class Model:
                 self.tables.restore(version)
 
     def _start(self) -> None:
-        number = self.chance.randrange(LANDINGS + 2)
-        name = f"landing {number}" if number < LANDINGS else f"maintainer {number}"
+        number = self.chance.randrange(LANDINGS + 3)
+        name = f"{'landing' if number < LANDINGS else 'backfill' if number == LANDINGS else 'maintainer'} {number}"
         if name in self._busy:
             return
         if number < LANDINGS:
             if self._landings[number].is_done:
                 return
             work: Callable[[], None] = self._landings[number].land
+        elif number == LANDINGS:
+            if isinstance(self.tables, StateFolder):
+                return
+            first = self.chance.randrange(LOG_END)
+            query, spans = self._token(), [(self.chance.randrange(PARTITIONS), range(first, min(LOG_END, first + 4)))]
+
+            def work() -> None:
+                try:
+                    self.tables.open().land(query, 0, self.tables.write(spans))
+                except PipelineError as error:
+                    self._note(f"{name}: {error}")
         else:
             table, token, remove = self.chance.choice(self.tables.names), self._token(), self.chance.random() < 0.6
 

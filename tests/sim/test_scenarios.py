@@ -39,8 +39,9 @@ FRESH = {
     ConsumerGroups.name: 4,
     ShareGroups.name: 4,
 }
-SEEDS_IN_MAKE_TEST = {SingleNode.name: 4, ShareGroups.name: 1}
-"""How many of the known and of the fresh seeds run in `make test`, if not two. Seeds of one node are cheap."""
+KNOWN_IN_MAKE_TEST = {SingleNode.name: 4}
+"""How many of the known seeds run in `make test`, if not one. Seeds of one node are cheap."""
+FRESH_IN_MAKE_TEST = dict.fromkeys(FRESH, 2) | {SingleNode.name: 4, ShareGroups.name: 1}
 
 
 def fresh_seeds(scenario: str, count: int) -> range:
@@ -51,10 +52,10 @@ def fresh_seeds(scenario: str, count: int) -> range:
     return range(first, first + count)
 
 
-def cases(seeds: Mapping[str, range]) -> list[ParameterSet]:
+def cases(seeds: Mapping[str, range], in_make_test: Mapping[str, int]) -> list[ParameterSet]:
     """Return all seeds of all scenarios; those after the first few only run in `make soak-counts`."""
     return [
-        pytest.param(name, seed, marks=[] if number < SEEDS_IN_MAKE_TEST.get(name, 2) else pytest.mark.soak)
+        pytest.param(name, seed, marks=[] if number < in_make_test.get(name, 1) else pytest.mark.soak)
         for name, some in seeds.items()
         for number, seed in enumerate(some)
     ]
@@ -65,14 +66,16 @@ def check(report: Report) -> None:
         pytest.fail(report.failure(), pytrace=False)
 
 
-@pytest.mark.parametrize(("scenario", "seed"), cases(KNOWN))
+@pytest.mark.parametrize(("scenario", "seed"), cases(KNOWN, KNOWN_IN_MAKE_TEST))
 def test_nothing_acknowledged_is_lost(scenario: str, seed: int) -> None:
     report = run_seed(seed, scenario)
     check(report)
     assert report.counts["acknowledged"] > 0 and report.counts["read"] > 0
 
 
-@pytest.mark.parametrize(("scenario", "seed"), cases({name: fresh_seeds(name, FRESH[name]) for name in FRESH}))
+@pytest.mark.parametrize(
+    ("scenario", "seed"), cases({name: fresh_seeds(name, FRESH[name]) for name in FRESH}, FRESH_IN_MAKE_TEST)
+)
 def test_nothing_acknowledged_is_lost_with_fresh_seeds(scenario: str, seed: int) -> None:
     check(run_seed(seed, scenario))
 

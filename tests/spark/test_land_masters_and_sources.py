@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cli.run_chronik import Outcome
 from tests.support import topics
-from tests.support.landing import landed, sql
+from tests.support.landing import IN_ONE_SESSION, landed, sql
 from tests.support.node import Node
 from tests.support.spark_jars import MISSING, connector_jars
 from tests.support.topics import NOW_MS, numbered
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RUN_S_MAX = 400.0
-COMMANDS = """
-import json, sys
-from pyspark.sql import SparkSession
-from chronik.cli import app
-
-stop, SparkSession.stop = SparkSession.stop, lambda self: None  # the second command finds the session of the first
-for command in json.loads(sys.argv[1]):
-    code = app.main(["pipeline", *command])
-    if code:
-        sys.exit(code)
-stop(SparkSession.getActiveSession())
-"""
-
 pytestmark = pytest.mark.timeout(600)
 
 Command = Callable[..., Outcome]
@@ -81,7 +68,7 @@ def test_separate_worker_processes_land_and_audit_a_topic(shared_node: Node, tmp
     land = ["land", *where, *cluster, "--to", to, "--once"]
     audit = ["audit", *where, *cluster, "--ledger", ledger, "--table", to, "--json"]
     done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps([land, audit])],
+        [sys.executable, "-c", IN_ONE_SESSION, json.dumps([land, audit])],
         capture_output=True,
         text=True,
         timeout=RUN_S_MAX,

@@ -21,6 +21,19 @@ from chronik.pipeline.source.columns import HEADERS
 TIME = 1_700_000_000_000_000
 """Microseconds, 2023-11-14."""
 _names = count()
+IN_ONE_SESSION = """
+import json, sys
+from pyspark.sql import SparkSession
+from chronik.cli import app
+
+stop, SparkSession.stop = SparkSession.stop, lambda self: None  # the second command finds the session of the first
+for command in json.loads(sys.argv[1]):
+    code = app.main(["pipeline", *command])
+    if code:
+        sys.exit(code)
+stop(SparkSession.getActiveSession())
+"""
+"""A program that runs `chronik pipeline` commands, a list in JSON, one after another in the same JVM."""
 
 
 def records(

@@ -29,6 +29,9 @@ from chronik.wire.errors import ErrorCode, KafkaError
 TEXT_BYTES_MAX = 16_384
 """Of an id. Member ids become strings with an int16 length in the log; this is half their limit."""
 
+SUBSCRIPTION_BYTES_MAX = 1_000_000
+"""Of the names of a member's topics. They are one record, which max.message.bytes limits in Kafka."""
+
 
 def refused(error: ErrorCode, message: str = "") -> dict[str, Any]:
     return {"error_code": error, "error_message": message or None}
@@ -49,6 +52,7 @@ def check_request(request: ConsumerHeartbeat, assignors: Sequence[str]) -> None:
     texts = (request.member_id, request.instance_id or "", request.rack or "")
     if any(len(text.encode()) > TEXT_BYTES_MAX for text in texts):
         raise KafkaError(ErrorCode.invalid_request, f"An id of more than {TEXT_BYTES_MAX} bytes.")
+    check_subscription(request.topics)
     if request.epoch < STATIC_LEAVE_EPOCH:
         raise KafkaError(ErrorCode.invalid_request, f"MemberEpoch is {request.epoch}, but must be at least -2.")
     if request.epoch == STATIC_LEAVE_EPOCH and request.instance_id is None:
@@ -66,6 +70,14 @@ def check_request(request: ConsumerHeartbeat, assignors: Sequence[str]) -> None:
         raise KafkaError(
             ErrorCode.unsupported_assignor,
             f"ServerAssignor {request.assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
+        )
+
+
+def check_subscription(topics: Sequence[str] | None) -> None:
+    """Raise if a member names too many topics: the coordinator keeps the names, whether or not the topics exist."""
+    if sum(len(name.encode()) for name in topics or ()) > SUBSCRIPTION_BYTES_MAX:
+        raise KafkaError(
+            ErrorCode.invalid_request, f"SubscribedTopicNames has more than {SUBSCRIPTION_BYTES_MAX:,} bytes."
         )
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from chronik.groups.assignors import AssignedMember
 from chronik.groups.consumer_member import JOIN_EPOCH, LEAVE_EPOCH
-from chronik.groups.heartbeats import TEXT_BYTES_MAX, assignment_values, refused
+from chronik.groups.heartbeats import TEXT_BYTES_MAX, assignment_values, check_subscription, refused
 from chronik.groups.image_group import WaitingReply
 from chronik.groups.share_assignor import assign_simple
 from chronik.groups.share_group import ShareGroup
@@ -35,6 +35,7 @@ def check_request(request: ShareHeartbeat) -> None:
         raise KafkaError(ErrorCode.invalid_request, "RackId can't be empty.")
     if any(len(text.encode()) > TEXT_BYTES_MAX for text in (request.member_id, request.rack or "")):
         raise KafkaError(ErrorCode.invalid_request, f"An id of more than {TEXT_BYTES_MAX} bytes.")
+    check_subscription(request.topics)
     if request.epoch < LEAVE_EPOCH:
         raise KafkaError(ErrorCode.invalid_request, f"MemberEpoch is {request.epoch}, but must be at least -1.")
     if request.epoch == JOIN_EPOCH and not request.topics:

@@ -12,6 +12,7 @@ With `before`, only records with an earlier timestamp, or without one, are delet
 from __future__ import annotations
 
 import base64
+import codecs
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -100,8 +101,13 @@ class DeletedList:
         if self._is_table:
             return _limited(self.address, _table_entries(self.address))
         with open(self.address, "rb") as opened:
+            begin = opened.read(3)
+            if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise PipelineError(f"{self.address} is UTF-16, so no key in it would match: save it as UTF-8")
+            if begin != codecs.BOM_UTF8:
+                opened.seek(0)
             lines = (line.strip(b"\r\n") for line in opened)
-            is_json = self.address.endswith((".json", ".jsonl"))
+            is_json = self.address.endswith((".json", ".jsonl", ".ndjson"))
             entries = _json_entries(self.address, lines) if is_json else ((line, ALWAYS) for line in lines if line)
             return _limited(self.address, entries)
 

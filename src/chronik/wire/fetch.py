@@ -618,7 +618,8 @@ def read_fetch_response(version: int, body: memoryview, at: int = 0) -> FetchRes
 def _read_partition(version: int, body: memoryview, at: int) -> tuple[FetchPartitionResponse, int]:
     flexible = version >= FLEXIBLE_FROM
     if version >= 5:
-        partition = FetchPartitionResponse(*_PARTITION_RESPONSE_5.unpack_from(body, at))
+        index, code, high, stable, start = _PARTITION_RESPONSE_5.unpack_from(body, at)
+        partition = FetchPartitionResponse(index, code, high, stable, start)
         at += 30
     else:
         partition = FetchPartitionResponse(*_PARTITION_RESPONSE_4.unpack_from(body, at))

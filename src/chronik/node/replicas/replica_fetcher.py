@@ -452,8 +452,10 @@ class ReplicaFetcher:
         self, followed: Followed, response: FetchPartitionResponse, records: memoryview, batches: Batches
     ) -> None:
         partition, diverging = followed.partition, response.diverging_epoch
+        fetch_offset, last_fetched_epoch = followed.position
         answer = LeaderAnswer(
-            *followed.position,
+            fetch_offset,
+            last_fetched_epoch,
             response.high_watermark,
             response.log_start_offset,
             [FetchedBatch(h.base_offset, h.next_offset, h.partition_leader_epoch) for _, h in batches],

@@ -34,7 +34,7 @@ import dataclasses
 import difflib
 import os.path
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -195,7 +195,8 @@ def _faults(settings: PipelineSettings) -> Iterator[str]:
     if jobs > JOBS_MAX:
         yield f"{jobs} topics and sinks are too many for one service: use several files, each with at most {JOBS_MAX}"
     yield from _landing_faults(settings.landing)
-    yield from _sink_faults(settings.sink)
+    used = {_folder(f"{each.checkpoint}/{topic}"): topic for each in settings.landing for topic in each.topics}
+    yield from _sink_faults(settings.sink, used)
     landed = {topic for landing in settings.landing for topic in landing.topics}
     audited: set[str] = set()
     for number, audit in enumerate(settings.audit):
@@ -216,14 +217,19 @@ def _landing_faults(landings: list[LandingSettings]) -> Iterator[str]:
         if landing.checkpoint is None:
             yield f"{place}: to = {landing.to} is not a folder: add checkpoint with a folder that Spark can write to"
         for topic in landing.topics:
-            table, checkpoint = f"{landing.to.rstrip('/')}/{topic}", f"{landing.checkpoint}/{topic}"
+            table, checkpoint = _folder(f"{landing.to.rstrip('/')}/{topic}"), _folder(f"{landing.checkpoint}/{topic}")
             if table in tables or checkpoint in checkpoints:
                 yield f"{place}: {topic} lands in {table} twice: name it once, or with another to and checkpoint"
             tables[table] = topic
             checkpoints.add(checkpoint)
 
 
-def _sink_faults(sinks: list[SinkSettings]) -> Iterator[str]:
+def _folder(path: str) -> str:
+    """Return one name for all names of a folder."""
+    return path if "://" in path else os.path.realpath(path)
+
+
+def _sink_faults(sinks: list[SinkSettings], landings: Mapping[str, str]) -> Iterator[str]:
     names: set[str] = set()
     checkpoints: set[str] = set()
     for number, sink in enumerate(sinks):
@@ -232,10 +238,13 @@ def _sink_faults(sinks: list[SinkSettings]) -> Iterator[str]:
             yield f"{place}: the sink writes to the topic {sink.to} that it reads: choose another"
         if sink.name in names:
             yield f"{place}: the name {sink.name} is used twice"
-        if sink.checkpoint in checkpoints:
+        checkpoint = _folder(sink.checkpoint)
+        if checkpoint in checkpoints:
             yield f"{place}: the checkpoint {sink.checkpoint} is used twice"
+        if checkpoint in landings:
+            yield f"{place}: the checkpoint {sink.checkpoint} is that of the landing of {landings[checkpoint]}"
         names.add(sink.name)
-        checkpoints.add(sink.checkpoint)
+        checkpoints.add(checkpoint)
 
 
 def _place(message: str) -> str:
