@@ -392,8 +392,11 @@ class ReplicaFetcher:
         """Add the partition's present position, as a request for records in fetch `number` or as a report."""
         partition, wants_records = followed.partition, number != NOT_SENT
         position = partition.fetch_position()
+        if position is None and wants_records:
+            # Something else has begun to change the log: look again when it may have ended.
+            self._retry_later(followed, FAILED_RETRY_S)
         if position is None or not (position.is_durable or self._session.takes_received):
-            # It has changed since: a sync that ends, or `resend_position`, queues it again.
+            # In another session since: the end of a sync queues it again.
             return
         bytes_max = 0
         if wants_records:
