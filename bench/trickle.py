@@ -1,4 +1,4 @@
-"""A day of steady trickle into one table, in bytes: `python bench/trickle.py --format iceberg`.
+"""A day of steady trickle into one table, in bytes: `python -m bench.trickle --format iceberg`.
 
 Every 10 s of a simulated day a micro-batch lands, and every 16th wakes the maintenance, as in a landing. The files, the
 commits and the maintenance are real; Spark and the brokers are left out, and the time of Iceberg's snapshots is

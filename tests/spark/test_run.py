@@ -68,9 +68,9 @@ def free_port() -> int:
 class Service:
     """One run of the command, as a process."""
 
-    def __init__(self, folder: Path, bootstrap: str) -> None:
+    def __init__(self, folder: Path, bootstrap: str, file: str = FILE) -> None:
         self.port = free_port()
-        (folder / "shop.toml").write_text(FILE.format(bootstrap=bootstrap, port=self.port))
+        (folder / "shop.toml").write_text(file.format(bootstrap=bootstrap, port=self.port))
         self.errors = folder / f"{self.port}.log"
         with self.errors.open("wb") as errors:
             command = [str(CHRONIK), "pipeline", "run", str(folder / "shop.toml")]
