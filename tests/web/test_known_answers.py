@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from chronik.authorization.acls import Operation
 from chronik.schemas.commands import Command
 from chronik.web import known_answers
 from chronik.web.app import create_app
-from chronik.web.known_answers import KnownAnswers
+from chronik.web.known_answers import KnownAnswers, Recording
 from chronik.web.server import WebServer, bind
 
 TIMEOUT_S = 20.0
@@ -308,3 +309,17 @@ def test_known_answers_take_a_bounded_space(monkeypatch: pytest.MonkeyPatch) -> 
         assert kept[0]._size_bytes <= 20_000
 
     without_log_in(work)()
+
+
+def test_a_stream_of_events_is_not_kept_in_memory() -> None:
+    written: list[bytes] = []
+    cycle = SimpleNamespace(default_headers=[(b"date", b"today")])
+    transport = SimpleNamespace(write=written.append)
+    connection: Any = SimpleNamespace(server=("", 1), scope={"state": {}}, cycle=cycle, transport=transport)
+    recording = Recording(connection, b"GET /api/events HTTP/1.1\r\n\r\n")
+    cycle.transport.write(b"HTTP/1.1 200\r\ndate: today\r\n")
+    for _ in range(100):
+        cycle.transport.write(b"x" * 1_000)
+        assert sum(map(len, recording._parts)) <= known_answers.ANSWER_BYTES_MAX
+    assert sum(map(len, written)) > 100_000
+    assert not recording.around_date()[1]

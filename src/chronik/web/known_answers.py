@@ -85,7 +85,7 @@ class KnownAnswers:
 
 
 class Recording:
-    """The transport of one answer, which keeps what passes through it."""
+    """The transport of one answer, which keeps what passes through it, up to a bound: event streams never end."""
 
     def __init__(self, connection: H11Protocol, request: bytes) -> None:
         self.key: Key = connection.server, request
@@ -93,6 +93,7 @@ class Recording:
         self._date = _date(connection.cycle.default_headers)
         self._transport: asyncio.Transport = connection.transport
         self._parts: list[bytes] = []
+        self._left_bytes = ANSWER_BYTES_MAX
         connection.cycle.transport = self  # type: ignore[assignment]
 
     @property
@@ -106,7 +107,11 @@ class Recording:
         return before + DATE, after if line else b""
 
     def write(self, data: bytes) -> None:
-        self._parts.append(data)
+        self._left_bytes -= len(data)
+        if self._left_bytes >= 0:
+            self._parts.append(data)
+        else:
+            self._parts.clear()
         self._transport.write(data)
 
     def is_closing(self) -> bool:
