@@ -86,6 +86,19 @@ async def test_failed_append_fails_its_commits_and_later_commits_succeed(broker:
     assert await committed(broker) == {("t", 0): 8}
 
 
+@with_broker()
+async def test_too_large_an_append_is_refused_and_the_next_one_succeeds(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create_topic("t")
+    assert await broker.groups.commit(commit(7)) == {("t", 0): ErrorCode.none}
+    monkeypatch.setattr(coordinator_topic, "ONE_APPEND_BYTES_MAX", 1_000)
+    large = CommitRequest(GROUP, -1, "", None, ((("t", 0), 9, -1, "x" * 1_000),))
+    assert await broker.groups.commit(large) == {("t", 0): ErrorCode.invalid_commit_offset_size}
+    assert await broker.groups.commit(commit(8)) == {("t", 0): ErrorCode.none}
+    assert await committed(broker) == {("t", 0): 8}
+
+
 @pytest.mark.parametrize("place", ["encode_batch", "appended"])
 @with_broker()
 async def test_an_unexpected_exception_does_not_stop_later_appends(

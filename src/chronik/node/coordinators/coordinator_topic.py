@@ -59,6 +59,9 @@ DAMAGED_THEN = (
 APPEND_BYTES_MAX = 512 * 1024
 """Waiting appends to the same partition share a write up to this size."""
 
+ONE_APPEND_BYTES_MAX = 8 * 1024 * 1024
+"""The state of one key. More of it, from members with megabytes of metadata, would delay all keys of the partition."""
+
 APPEND_TIMEOUT_S = 5.0
 """How long a batch may wait for the high watermark, like Kafka's `offsets.commit.timeout.ms`. After that it is unknown
 whether the batch will be committed, so the waiting requests get an error."""
@@ -350,7 +353,7 @@ class Appender:
         while self._waiting:
             taken = self._take()
             # No marker can be appended between this check and the append: neither waits.
-            refused = {append.token: error for append in taken if (error := self._check_transaction(append))}
+            refused = {append.token: error for append in taken if (error := self._refusal(append))}
             accepted = [append for append in taken if append.token not in refused]
             error = await self._write(accepted) if accepted else ErrorCode.none
             outcomes = [(append, refused.get(append.token, error)) for append in taken]
@@ -371,8 +374,13 @@ class Appender:
             # A fault in the state of one key must not stop the appends of the other keys.
             self._log.exception(f"{self._what}_append_not_applied", partition=self._partition, error=repr(error))
 
-    def _check_transaction(self, append: Append) -> ErrorCode | None:
-        """Return why the append's transaction does not allow it any more, if so."""
+    def _refusal(self, append: Append) -> ErrorCode | None:
+        """Return why the append must not be written: it is too large, or its transaction does not allow it any more."""
+        size_bytes = _size_bytes(append)
+        if size_bytes > ONE_APPEND_BYTES_MAX:
+            reason = f"{size_bytes} bytes, at most {ONE_APPEND_BYTES_MAX}"
+            self._log.warning(f"{self._what}_append_refused", partition=self._partition, reason=reason)
+            return ErrorCode.message_too_large
         partition = self._host.partitions.get((self._topic, self._partition))
         if append.producer is None or partition is None:
             return None
