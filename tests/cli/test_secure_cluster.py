@@ -70,7 +70,7 @@ def test_every_acknowledged_record_is_read_over_tls_and_scram(secure: SecureClus
     assert chronik(*words, timeout_s=120).json()["verdict"] == "PASS"
 
 
-@pytest.mark.parametrize("mode", [("requests", "--seconds", "0.5"), ("produce", "--records", "500")])
+@pytest.mark.parametrize("mode", [("requests", "--seconds", "3"), ("produce", "--records", "500")])
 def test_bench_loads_a_cluster_with_tls_and_scram(secure: SecureCluster, mode: tuple[str, ...]) -> None:
     figures = chronik("bench", *mode, "--json", "--properties", secure.properties, timeout_s=120).json()
     assert figures["records"] > 0

@@ -51,7 +51,8 @@ def wait_until_offline(nodes: Nodes, topic: str) -> None:
 
 def lose_all_but_one(start_nodes: StartNodes) -> tuple[Nodes, str, int, int]:
     """Remove two of three logs and cut the third. Return the nodes, the topic, the third node and its log's end."""
-    nodes = start_nodes(recovery_point_interval_ms=200)
+    # A commit log would bring back what is cut from the log of a killed node.
+    nodes = start_nodes(recovery_point_interval_ms=200, commit_log=False)
     topic = filled_topic(nodes, RECORDS)
     *removed, kept = nodes.partitions(topic)[0].replicas
     eventually(lambda: is_listed_up_to(nodes, kept, RECORDS), what="the recovery point is written")
@@ -108,7 +109,8 @@ def test_records_that_are_given_up_are_set_aside(start_nodes: StartNodes) -> Non
 
 
 def test_an_open_transaction_that_lost_records_ends_at_its_timeout(start_nodes: StartNodes) -> None:
-    nodes = start_nodes(recovery_point_interval_ms=200)
+    # A commit log would bring back what is cut from the log of a killed node.
+    nodes = start_nodes(recovery_point_interval_ms=200, commit_log=False)
     topic = nodes.new_topic(1)
     settings = {"transactional.id": topic, "transaction.timeout.ms": 20_000, "linger.ms": 0}
     producer = confluent_kafka.Producer({"bootstrap.servers": nodes.bootstrap, **settings})
@@ -223,7 +225,8 @@ def shorten_unnoticed(nodes: Nodes, node_id: int, topic: str) -> int:
 
 
 def test_topic_recover_elects_a_longer_replica_after_the_shorter_leader_stops(start_nodes: StartNodes) -> None:
-    nodes = start_nodes(recovery_point_interval_ms=200)
+    # A commit log would bring back what is cut from the log of a killed node.
+    nodes = start_nodes(recovery_point_interval_ms=200, commit_log=False)
     topic = "two-replicas"
     made = chronik("topic", "create", topic, "--partitions", "1", "--replication-factor", "2", "-b", nodes.bootstrap)
     assert made.code == 0, made.err

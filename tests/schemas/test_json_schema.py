@@ -136,7 +136,14 @@ def test_a_hostile_pattern_does_not_occupy_the_process() -> None:
 
 @pytest.mark.parametrize(
     "tree",
-    [{"$schema": {"type": {}}}, {"$schema": 1.5}, {"type": "array", "prefixItems": [""]}, {"$id": "http://[x"}],
+    [
+        {"$schema": {"type": {}}},
+        {"$schema": 1.5},
+        {"type": "array", "prefixItems": [""]},
+        {"$id": "http://[x"},
+        {"$ref": "http://[x"},
+        {"$id": "http://[x", "$ref": "y"},
+    ],
 )
 def test_a_malformed_schema_is_refused_or_compared(tree: Any) -> None:
     try:

@@ -88,9 +88,9 @@ class JsonSchema:
             elif address in self._documents:
                 document = self._documents[address]
             else:
-                full = urljoin(self._base, address)
+                full = _joined(self._base, address)
                 found = next(
-                    (each for name, each in self._documents.items() if urljoin(self._base, name) == full), None
+                    (each for name, each in self._documents.items() if _joined(self._base, name) == full), None
                 )
                 if found is None:
                     raise InvalidSchema(f"$ref {ref} cannot be resolved: add a reference with the name {address}")
@@ -153,6 +153,13 @@ def _refs(tree: Any, depth: int) -> Iterator[str]:
     elif isinstance(tree, list):
         for each in tree:
             yield from _refs(each, depth + 1)
+
+
+def _joined(base: str, address: str) -> str:
+    try:
+        return urljoin(base, address)
+    except ValueError as error:
+        raise InvalidSchema(f"the address {address} in {base or 'a schema without $id'} is no URI: {error}") from None
 
 
 def _at(document: Any, pointer: str, ref: str) -> Any:

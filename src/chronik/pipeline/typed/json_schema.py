@@ -53,11 +53,14 @@ class JsonSchema:
         except (ValueError, RecursionError) as error:
             raise SchemaError(f"the schema is not JSON: {error}") from None
         root = self._documents[""]
-        self._documents |= {
-            urldefrag(str(document["$id"])).url: document
-            for document in list(self._documents.values())
-            if isinstance(document, dict) and document.get("$id")
-        }
+        try:
+            self._documents |= {
+                urldefrag(str(document["$id"])).url: document
+                for document in list(self._documents.values())
+                if isinstance(document, dict) and document.get("$id")
+            }
+        except ValueError as error:
+            raise SchemaError(f"an $id of the schema is no URI: {error}") from None
         self._open: list[Place] = []
         self.record = str(root.get("title", "")) if isinstance(root, dict) else ""
         fields, is_single = self._columns(SIMPLE)
