@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chronik.testing.sim.history import History, PartitionHistory, RecordName
+from chronik.testing.sim.share_group_clients import SETTLED_S_MAX, ShareHistory
 from chronik.testing.sim.world import World
 
 
@@ -214,3 +215,21 @@ def test_a_partition_may_be_reassigned_after_its_owner_lost_it(group: GroupRespo
         group.synced("m", 2, 1)
     group.synced("n", 2, 1 if how == "another" else 0)
     assert group.violation == ""
+
+
+def test_a_share_group_that_settles_slowly_is_no_violation() -> None:
+    world = World(0)
+    shares = ShareHistory(world, 1)
+    for start in range(10):
+        shares.check_drained({0: start}, {0: 10})
+        world.run(world.now + SETTLED_S_MAX - 1)
+    assert world.violation is None
+
+
+def test_a_share_group_whose_start_offset_is_stuck_is_a_violation() -> None:
+    world = World(0)
+    shares = ShareHistory(world, 1)
+    for _ in range(3):
+        shares.check_drained({0: 4}, {0: 10})
+        world.run(world.now + SETTLED_S_MAX - 1)
+    assert "not settled" in (world.violation or "")

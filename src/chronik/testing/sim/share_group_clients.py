@@ -27,7 +27,8 @@ STATE_TIMEOUT_S = 8.0
 """A leader repeats a write of the state for 5 s before it answers an acknowledgement."""
 
 SETTLED_S_MAX = 25.0
-"""How long the group may take to settle every record after the last fault."""
+"""How long the group may take to settle the next records after the last fault. With one record for each fetch, it takes
+longer to settle all of them."""
 
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 GROUP_RESOURCE = 32
@@ -77,6 +78,7 @@ class ShareHistory:
         self._offsets: dict[tuple[int, int], _Settled] = {}
         self._lost_fetches = dict.fromkeys(self.partitions, 0)
         self._drained_by_s: float | None = None
+        self._last_starts: dict[int, int] = {}
         self.is_drained = False
         self.accepted_count = 0
 
@@ -130,7 +132,8 @@ class ShareHistory:
         """Whether the group has settled every record; then check that it skipped none."""
         unsettled = {partition: end for partition, end in ends.items() if starts.get(partition, -1) < end}
         if unsettled:
-            if self._drained_by_s is None:
+            if self._drained_by_s is None or starts != self._last_starts:
+                self._last_starts = starts
                 self._drained_by_s = self._world.now + SETTLED_S_MAX
             if self._world.now > self._drained_by_s:
                 self._violated(min(unsettled), f"not settled within {SETTLED_S_MAX:g} s: {starts} of {ends}")
