@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TOOLS := .tools
 PYTEST_ARGS ?=
 # Test files that run at the same time: more than 2 cores can run, because many tests wait for timeouts of the cluster.
-JOBS ?= 4
+JOBS ?= 3
 QUICK := $(addprefix tests/,wire storage raft metadata replication groups client observe doctor test_docs.py)
 # The rules of the sources, a part of `make check`.
 RULES := tests/test_rooms.py tests/test_asserts.py

@@ -32,7 +32,7 @@ LED, FOLLOWED = range(PARTITIONS)
 """The partition with a damaged leader replica, and the one with a damaged follower replica."""
 SCRUB_INTERVAL_MS = 1_000
 SEGMENT_BYTES = "8192"
-SEGMENTS_TIMEOUT_S = 60.0
+SEGMENTS_TIMEOUT_S = 180.0
 HEALED_TIMEOUT_S = 120.0
 
 

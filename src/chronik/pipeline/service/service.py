@@ -76,6 +76,8 @@ class Service:
         stopping: Event,
     ) -> None:
         """Run until `stopping` is set. Raises PipelineError if Spark ends."""
+        # The start of Spark may have taken long: only from now on is a silent loop a fault.
+        self._ticked_s = self._clocks.monotonic_s()
         self._jobs = jobs
         self._is_spark_ready = True
         publisher = Publisher(self._target, self.state, self._log)
