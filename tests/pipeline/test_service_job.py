@@ -189,3 +189,21 @@ def test_a_service_ends_with_an_error_if_spark_ends(monkeypatch: pytest.MonkeyPa
         service.run([job], [], lambda: False, Event())
     assert job.state.state == "stopped"
     assert service._readyz().status == 503
+
+
+def test_a_service_is_alive_after_a_slow_start_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Publisher, "start", lambda _: None)
+    clocks, now_s = TestClocks(), [0.0]
+    monkeypatch.setattr(clocks, "monotonic_s", lambda: now_s[0])
+    service = Service(identity(), "127.0.0.1:1", "", clocks, silent_logger())
+    now_s[0] = 100.0
+    first_turn: list[int] = []
+    job = job_of([FakeWork()])
+
+    class Turns(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            first_turn.append(service._healthz().status)
+            return True
+
+    service.run([job], [], lambda: True, Turns())
+    assert first_turn[0] == 200
