@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
 
+from chronik.metadata.commands import ChangePartitions, PartitionChange, TopicChanges
 from chronik.metadata.image import SCHEMAS_TOPIC
 from chronik.node import schema_registry
+from chronik.node.broker import Broker
 from chronik.node.replicas.partition import Partition
 from chronik.schemas.commands import Command
 from chronik.schemas.errors import Code, Refused
@@ -92,3 +94,41 @@ async def test_a_view_changes_with_every_record_and_there_is_none_before_it_is_r
                 await asyncio.sleep(0.01)
         # It has the record in its log, and has not read it.
         assert stale is not None and follower.schemas.view() is None
+
+
+async def test_records_that_an_unclean_election_removes_are_not_answered_any_more(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, 4, topic_defaults={"min.insync.replicas": 1}) as nodes:
+        brokers = {broker.node_id: broker for broker in await nodes.start_all()}
+        await brokers[1].schemas.submit(registration(0))
+        topic = brokers[1].image.require_topic(SCHEMAS_TOPIC)
+        assert len(topic.partitions[0].replicas) == 3, "one node reads from the leader"
+        leader = topic.partitions[0].leader
+        absent = next(node_id for node_id in topic.partitions[0].replicas if node_id != leader)
+        await nodes.kill(brokers.pop(absent))
+        assert (await brokers[leader].schemas.submit(registration(1)))["id"] == 2
+        for broker in brokers.values():
+            assert (await broker.schemas.caught_up()).by_id(2) is not None
+        metadata = (await nodes.controller()).metadata
+        now = metadata.image.require_topic(SCHEMAS_TOPIC).partitions[0]
+        change = PartitionChange(0, now.partition_epoch, absent, (absent,), is_unclean=True)
+        await metadata.propose(ChangePartitions((TopicChanges(topic.id, (change,)),)))
+        brokers[absent] = await nodes.start(absent)
+
+        async def answer(broker: Broker, schema_id: int) -> str | None:
+            try:
+                found = (await broker.schemas.current()).by_id(schema_id)
+            except Refused as refused:  # Without a leader, the node that has no replica has no answer.
+                return refused.message
+            return None if found is None else found.text
+
+        async def answers(schema_id: int) -> list[str | None]:
+            return [await answer(broker, schema_id) for broker in brokers.values()]
+
+        async with asyncio.timeout(TIMEOUT_S):
+            while await answers(2) != [None] * 4:
+                await asyncio.sleep(0.01)
+        assert (await brokers[leader].schemas.submit(registration(5)))["id"] == 2
+        for broker in brokers.values():
+            await broker.schemas.caught_up()
+        [text] = set(await answers(2))
+        assert text is not None and "F5" in text

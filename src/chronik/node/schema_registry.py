@@ -35,6 +35,7 @@ from chronik.schemas.errors import MISSING, Code, Refused
 from chronik.schemas.parsing import parse
 from chronik.schemas.state import State, Version
 from chronik.schemas.validation import SchemaCheck, is_registered
+from chronik.storage.epochs import UNDEFINED
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.records import NewRecord
@@ -59,7 +60,11 @@ OFFSET_MAX = (1 << 63) - 1
 
 @dataclass(eq=False)
 class SchemaRegistry:
-    """Owned by the loop. Invariant: `state` has every record below `_offset` of the topic with `_topic_id`."""
+    """Owned by the loop. Invariant: `state` has every record below `_offset` of the topic with `_topic_id`.
+
+    The last of them has the leader epoch `_epoch`. So a log in which an unclean election has replaced records is
+    recognized, and read again from its start.
+    """
 
     _runtime: Runtime
     _metadata: MetadataLog
@@ -68,6 +73,7 @@ class SchemaRegistry:
     _topics: Topics
     state: State = field(default_factory=State)
     _offset: int = 0
+    _epoch: int = UNDEFINED
     _topic_id: UUID | None = None
     _waiting: int = 0
     _accepted: set[tuple[str, SchemaCheck, int]] = field(default_factory=set)
@@ -128,25 +134,26 @@ class SchemaRegistry:
         return None if partition is None or partition.is_closed or partition.is_damaged else partition
 
     def _is_current(self, partition: Partition, end_offset: int) -> bool:
-        return self._topic_id == partition.topic_id and self._offset >= end_offset
+        return self._offset >= end_offset and self._is_read_from(partition)
+
+    def _is_read_from(self, partition: Partition) -> bool:
+        return self._topic_id == partition.topic_id and _has(partition, self._offset, self._epoch)
 
     async def _read_to(self, partition: Partition, end_offset: int) -> None:
         """Apply the committed records below `end_offset`."""
         if self._is_current(partition, end_offset):
             return
         async with self._reading:
-            if self._topic_id != partition.topic_id:
-                self._forget(partition.topic_id)
+            if not self._is_read_from(partition):
+                self._start_over(partition.topic_id)
             while self._offset < end_offset:
                 chunk = await self._read_chunk(partition, self._offset, end_offset)
-                if chunk is None:
-                    # Compaction has removed the remaining records.
-                    self._offset = end_offset
-                    return
-                for part in chunk.parts:
+                for part in chunk.parts if chunk is not None else ():
                     for key, value in part.records:
                         self.state.apply(key, value)
-                self._offset = chunk.next_offset
+                # Without a chunk, compaction has removed the remaining records.
+                self._offset = end_offset if chunk is None else chunk.next_offset
+                self._epoch = partition.log.epoch_of(self._offset - 1)
 
     async def _read_chunk(self, partition: Partition, offset: int, end_offset: int) -> Chunk | None:
         """Return records from `offset` on, or None if there are none below `end_offset`. Never skip damaged ones."""
@@ -168,23 +175,30 @@ class SchemaRegistry:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     while True:
-                        reply = await self._send(leader, {"read": self._offset})
+                        reply = await self._send(leader, {"read": self._offset, "epoch": self._epoch})
+                        if "replaced" in reply:
+                            self._start_over(topic_id)
+                            continue
                         for key, value in reply["records"]:
                             self.state.apply(*(None if each is None else each.encode() for each in (key, value)))
-                        self._offset = reply["next"]
+                        self._offset, self._epoch = reply["next"], reply.get("epoch", UNDEFINED)
                         if reply["next"] >= reply["end"]:
                             return
             except (KafkaError, ClientError, TimeoutError) as error:
                 raise _no_answer(error) from None
 
-    async def _read_for(self, offset: int) -> dict[str, Any]:
-        """Return committed records from an offset, for a node without a replica."""
+    async def _read_for(self, offset: int, epoch: int | None) -> dict[str, Any]:
+        """Return committed records from an offset, for a node without a replica, whose last record has that epoch."""
         partition = self._host.require_leader(SCHEMAS_TOPIC, PARTITION)
+        if epoch is not None and not _has(partition, offset, epoch):
+            return {"replaced": True}
         end_offset = partition.high_watermark
         chunk = await self._read_chunk(partition, offset, end_offset) if offset < end_offset else None
         records = [record for part in chunk.parts for record in part.records] if chunk else []
         texts = [[None if each is None else each.decode(errors="replace") for each in record] for record in records]
-        return {"records": texts, "next": chunk.next_offset if chunk else end_offset, "end": end_offset}
+        next_offset = chunk.next_offset if chunk else end_offset
+        next_epoch = partition.log.epoch_of(next_offset - 1)
+        return {"records": texts, "next": next_offset, "epoch": next_epoch, "end": end_offset}
 
     async def _send(self, leader: int, message: object) -> dict[str, Any]:
         if leader < 0:
@@ -200,9 +214,12 @@ class SchemaRegistry:
 
     def _forget(self, topic_id: UUID | None) -> None:
         if self._topic_id != topic_id:
-            self._topic_id = topic_id
-            self.state, self._offset = State(), 0
-            self._accepted.clear()
+            self._start_over(topic_id)
+
+    def _start_over(self, topic_id: UUID | None) -> None:
+        self._topic_id = topic_id
+        self.state, self._offset, self._epoch = State(), 0, UNDEFINED
+        self._accepted.clear()
 
     # -- validation of records -----------------------------------------------------------------------------------------
 
@@ -352,7 +369,7 @@ class SchemaRegistry:
         try:
             message = json.loads(body)
             if isinstance(message, dict):
-                answer = await self._read_for(message["read"])
+                answer = await self._read_for(message["read"], message.get("epoch"))
             else:
                 # Its client waits no longer: a command must not run hours after its client got an error.
                 async with asyncio.timeout(TIMEOUT_S):
@@ -369,6 +386,11 @@ class SchemaRegistry:
             self._log.exception("schemas_command_failed", error=repr(error))
             answer = {"code": Code.STORE, "message": "the leader failed: see its log"}
         reply.send((json.dumps(answer).encode(),))
+
+
+def _has(partition: Partition, end_offset: int, epoch: int) -> bool:
+    """Return whether the log still has the records below an offset, of which the last one had that epoch."""
+    return partition.log_end_offset >= end_offset and partition.log.epoch_of(end_offset - 1) == epoch
 
 
 def _no_answer(error: Exception) -> Refused:
