@@ -149,6 +149,8 @@ class Side:
         self.topic_id = metadata.topics[0].topic_id
         for key_type, key in ((0, READERS), (1, PAYMENTS)):
             eventually(partial(self._finds_coordinator, key_type, key), 30, "a coordinator")
+        # A coordinator that is still loading refuses it, and then no listing would ever have this id.
+        eventually(self._initializes_producer, 30, "a transactional id")
         for epoch in (0, -1):
             eventually(partial(self._heartbeats, epoch), 30, "a share group")
 
@@ -177,6 +179,11 @@ class Side:
 
     def _heartbeats(self, epoch: int) -> bool:
         response = self.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, joins(Names(1), epoch))
+        return bool(response.error_code == ErrorCode.none)
+
+    def _initializes_producer(self) -> bool:
+        [case, *_] = CASES[ApiKey.INIT_PRODUCER_ID]
+        response = self.call(ApiKey.INIT_PRODUCER_ID, 4, case.values(Names(4)))
         return bool(response.error_code == ErrorCode.none)
 
     def close(self) -> None:

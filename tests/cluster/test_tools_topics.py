@@ -129,13 +129,23 @@ def test_kafka_configs_describes_and_alters_configs_of_topics_and_brokers(
         out = kafka_tools.ok("kafka-configs", *at, "--entity-type", kind, *entity, "--describe", *more)
         return dict(re.findall(r"^  ([a-z.]+)=(\S*)", out, re.MULTILINE))
 
+    def become(kind: str, entity: tuple[str, ...], expected: dict[str, str]) -> None:
+        """Wait until the node that happens to answer has applied the change that another one confirmed."""
+
+        def are_equal() -> bool:
+            found = configs(kind, entity)
+            assert found == expected
+            return True
+
+        eventually(are_equal, 30, "the new configs")
+
     topic = ("--entity-name", name)
     alter = ("kafka-configs", *at, "--alter", "--entity-type", "topics", *topic)
     kafka_tools.ok(*alter, "--add-config", "retention.ms=3600000,cleanup.policy=[compact,delete]")
-    assert configs("topics", topic) == {"retention.ms": "3600000", "cleanup.policy": "compact,delete"}
+    become("topics", topic, {"retention.ms": "3600000", "cleanup.policy": "compact,delete"})
     kafka_tools.ok(*alter, "--delete-config", "cleanup.policy")
-    assert configs("topics", topic) == {"retention.ms": "3600000"}
-    assert configs("topics", topic, "--all")["cleanup.policy"] == "delete"
+    become("topics", topic, {"retention.ms": "3600000"})
+    eventually(lambda: configs("topics", topic, "--all")["cleanup.policy"] == "delete", 30, "the default is back")
     wrong = kafka_tools.run(*alter, "--add-config", "retention.ms=soon")
     assert wrong.status == 1
     assert "retention.ms" in wrong.err
@@ -145,9 +155,9 @@ def test_kafka_configs_describes_and_alters_configs_of_topics_and_brokers(
         assert (static["node.id"], static["log.dirs"]) == (str(node.id), node.folder)
     everywhere = ("kafka-configs", *at, "--alter", "--entity-type", "brokers", "--entity-default")
     kafka_tools.ok(*everywhere, "--add-config", "log.retention.ms=86400000")
-    assert configs("brokers", ("--entity-default",)) == {"log.retention.ms": "86400000"}
+    become("brokers", ("--entity-default",), {"log.retention.ms": "86400000"})
     kafka_tools.ok(*everywhere, "--delete-config", "log.retention.ms")
-    assert configs("brokers", ("--entity-default",)) == {}
+    become("brokers", ("--entity-default",), {})
 
 
 def test_kafka_reassign_partitions_moves_replicas_and_reports_completion(
