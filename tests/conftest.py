@@ -7,9 +7,6 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from fnmatch import fnmatch
-from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +15,13 @@ from hypothesis import HealthCheck, settings
 from tests.support.apache_kafka import ApacheKafka, missing
 from tests.support.forked_node import CAN_FORK
 from tests.support.node import Node
+from tests.support.scheduling import (
+    BACKGROUND_TIMEOUT_S,
+    Scheduling,
+    in_order,
+    is_in_background,
+    lower_priority,
+)
 from tests.support.spark_archive import jvm_flags
 from tests.support.spark_python import forked_python
 from tests.support.tested_build import check
@@ -33,37 +37,13 @@ StartNode: TypeAlias = Callable[..., Node]
 NODES = pytest.StashKey[list[Node]]()
 
 
-LONG = ("spark", "clients", "cluster", "faults", "cli", "sim")
-"""Folders of tests with long files."""
-LONGEST = ("tests/spark/test_sink_crash.py", "tests/cli/test_demo.py", "tests/spark/test_land_crash.py")
-"""Files that take long because of one test, which starts JVMs of its own."""
-APART = (*LONGEST, "tests/spark/test_land_s3.py", "tests/spark/test_run.py")
-"""Files that no entry of TOGETHER takes: their tests start all processes themselves."""
-TOGETHER = {
-    "Spark, Apache Kafka": (
-        "tests/spark/*.py",
-        "tests/pipeline/test_apache_kafka.py",
-        "tests/pipeline/test_audit_log.py",
-        "tests/pipeline/test_sink.py",
-    ),
-    "shared_nodes, kafka_tools": (
-        "tests/cluster/test_dashboard.py",
-        "tests/cluster/test_metadata.py",
-        "tests/cluster/test_strangers.py",
-        "tests/cluster/test_support.py",
-        "tests/cluster/test_tools_*.py",
-        "tests/cluster/test_verify.py",
-    ),
-    "Java clients": ("tests/clients/*.py",),
-}
-"""Files whose tests share processes for the whole run: one worker runs them all, so that it alone starts these."""
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: a long fuzz or crash run, only in `make soak`")
     if not config.option.markexpr:
         config.option.markexpr = "not soak"
     config.stash[NODES] = []
+    if is_in_background(config):
+        lower_priority()
     os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_flags())
     # Otherwise the asyncio plugin makes a loop to restore it after its first test, and never closes it.
     asyncio.set_event_loop(None)
@@ -80,38 +60,22 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the long files first, those of different folders in turn, if several workers share the tests.
-
-    So the workers end at about the same time, and while some tests compute, others wait.
-    """
+    """Run the long files first if several workers share the tests."""
     if not hasattr(config, "workerinput"):
         return
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    long = [[path for path in files if path.parent.name == folder] for folder in LONG]
-    in_turn = [path for turn in zip_longest(*long) for path in turn if path is not None]
-    longest = [path for name in LONGEST for path in files if path.match(name)]
-    order = dict.fromkeys([*in_turn[:1], *longest, *in_turn, *files])  # the first is of the longest group: Spark
-    items[:] = [item for path in order for item in files[path]]
+    items[:] = [item for path in in_order(files) for item in files[path]]
+    if is_in_background(config):
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(BACKGROUND_TIMEOUT_S))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole files to each worker, and all files of one entry of TOGETHER to the same worker."""
-    if config.option.dist != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    def split(node_id: str) -> str:
-        file = node_id.partition("::")[0]
-        if file in APART:
-            return file
-        return next((name for name, files in TOGETHER.items() if any(map(partial(fnmatch, file), files))), file)
-
-    scheduling = LoadFileScheduling(config, log)
-    scheduling._split_scope = split
-    return scheduling
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

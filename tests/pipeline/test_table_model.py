@@ -8,12 +8,11 @@ passes. After each step:
     each version that the retention still promises has the rows that it had when it was made, and all of its files
 
 When everything has ended: all records are in the table, and no file is there that it does not need. A seed that fails
-is run again with `-k`; more seeds: TABLE_SEEDS=200 .venv/bin/python -m pytest tests/pipeline/test_table_model.py.
+is run again with `-k`. `make soak-counts` runs more seeds.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -46,7 +45,7 @@ from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.task import OpenFile
 from chronik.pipeline.storage import TableFiles
 
-SEEDS = range(int(os.environ.get("TABLE_SEEDS", "4")))
+SEEDS, SOAK_SEEDS = 2, 40
 NUMBER = StructType([StructField("n", LongType(), nullable=False)])
 PARTITIONS = 2
 LOG_END = 30
@@ -64,6 +63,10 @@ NOW_MS = 1_000
 
 Row = tuple[int, int] | tuple[bytes | None, bytes | None]
 Content = Counter[Row]
+
+EACH_SEED = pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.soak if seed >= SEEDS else []) for seed in range(SOAK_SEEDS)]
+)
 
 
 class DeltaFolder:
@@ -571,16 +574,16 @@ def _wall_ms() -> int:
     return int(time.time() * 1000)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_delta_table_has_every_record_once_whatever_happens_to_it(tmp_path: Path, seed: int) -> None:
     run(DeltaFolder, tmp_path, seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_an_iceberg_table_has_every_record_once_whatever_happens_to_it(tmp_path: Path, seed: int) -> None:
     run(IcebergFolder, tmp_path, seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_table_with_one_row_per_key_has_the_state_whatever_happens_to_it(tmp_path: Path, seed: int) -> None:
     run(StateFolder, tmp_path, seed, can_restore=False)
