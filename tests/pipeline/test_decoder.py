@@ -19,7 +19,7 @@ from chronik.pipeline.source.ranges import RecordRange
 from chronik.wire.batch import HEADER_BYTES, encode_batch, encode_marker, stamp
 from chronik.wire.compression import CODECS
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.records import NewRecord
+from chronik.wire.records import INT64_MIN, NewRecord, put_varint
 
 NOW_MS = 1_700_000_000_000
 
@@ -113,6 +113,19 @@ def test_the_compiled_decoder_returns_the_same_rows_as_the_plain_decoder(
         rows(raw, start=start, stop=stop, with_headers=with_headers, chunk=chunk) for chunk in (NumbaChunk, PythonChunk)
     )
     assert compiled == plain
+
+
+@pytest.mark.parametrize("chunk", [NumbaChunk, PythonChunk])
+def test_a_timestamp_below_64_bits_is_an_error(chunk: Any) -> None:
+    raw = bytearray(encode_batch([(None, b"", [], INT64_MIN // 2), (None, b"", [], 0)]))
+    struct.pack_into(">q", raw, 27, INT64_MIN)  # the base: both deltas are as they were
+    delta = bytearray()
+    put_varint(delta, -(INT64_MIN // 2))
+    raw[raw.index(delta)] ^= 1  # its sign
+    struct.pack_into(">I", raw, 17, crc32c(raw[21:]))
+    with pytest.raises(KafkaError) as refused:
+        rows(bytes(raw), chunk=chunk)
+    assert refused.value.code is ErrorCode.corrupt_message
 
 
 @settings(max_examples=300)

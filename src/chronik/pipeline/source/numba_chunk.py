@@ -24,6 +24,7 @@ from chronik.pipeline.source.ranges import RecordRange
 from chronik.wire.batch import BatchHeader
 from chronik.wire.compression import Buffer
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import INT64_MAX, INT64_MIN
 
 HEADERS_PER_ROW = 4
 """Capacity for headers in a chunk. A record with more headers than a whole chunk holds gets its own chunk."""
@@ -308,10 +309,11 @@ def _decode_batch(  # type: ignore[no-untyped-def]
             break
         timestamp = append_time
         if not has_append_time:
-            timestamp = base_timestamp + delta_ms
-            if (delta_ms >= 0) != (timestamp >= base_timestamp):
+            # Tested before: the compiler assumes that a sum does not overflow.
+            if base_timestamp > INT64_MAX - max(delta_ms, 0) or base_timestamp < INT64_MIN - min(delta_ms, 0):
                 status = -4
                 break
+            timestamp = base_timestamp + delta_ms
         key_length, key_at = _varint(data, at, end)
         if key_at < 0:
             status = -2
