@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.clients.drivers.java import JVM_FLAGS, Jvm
 from tests.clients.drivers.java import TOOLS as JARS_FOLDER
+from tests.support.eventually import eventually
 
 JARS = "kafka-broker-4.3"
-ALONE_TIMEOUT_S = 30.0
+ALONE_TIMEOUT_S = CHANGE_TIMEOUT_S = 30.0
 RUNNER = Path(__file__).resolve().parents[1] / "clients" / "java" / "ToolRunner.java"
 
 TOOLS = {
@@ -66,6 +68,19 @@ class KafkaTools:
         is_good = ran.status == 0 and "\nError: " not in ran.out
         assert is_good, f"{tool} {' '.join(arguments)}: exit {ran.status}\n{ran.out}\n{ran.err}"
         return ran.out
+
+    def until(self, is_expected: Callable[[str], bool], tool: str, *arguments: str) -> str:
+        """Run a tool until it prints what is expected, and return that.
+
+        One node may answer before it has applied the change that another one has confirmed.
+        """
+
+        def printed() -> str:
+            out = self.run(tool, *arguments).out
+            assert is_expected(out), out
+            return out
+
+        return eventually(printed, CHANGE_TIMEOUT_S, f"{tool} {' '.join(arguments)} shows the change")
 
     def alone(self, tool: str, *arguments: str) -> str:
         """As `ok`, in a separate JVM: for a tool that finishes its work only when its JVM exits."""

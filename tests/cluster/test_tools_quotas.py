@@ -33,15 +33,14 @@ def test_kafka_configs_sets_describes_and_removes_quotas(shared_nodes: Nodes, ka
     kafka_tools.ok("kafka-configs", *of_user, "--alter", "--add-config", values)
     kafka_tools.ok("kafka-configs", *of_both, "--alter", "--add-config", "producer_byte_rate=4096")
     # The tool shows the quotas of a user together with its SCRAM credentials.
-    described = kafka_tools.run("kafka-configs", *of_user, "--describe").out
-    for value in ("producer_byte_rate=1024.0", "consumer_byte_rate=2048.0", "controller_mutation_rate=3.5"):
-        assert value in described
-    assert "producer_byte_rate=4096.0" in kafka_tools.ok("kafka-configs", *of_both, "--describe")
+    expected = ("producer_byte_rate=1024.0", "consumer_byte_rate=2048.0", "controller_mutation_rate=3.5")
+    kafka_tools.until(lambda out: all(value in out for value in expected), "kafka-configs", *of_user, "--describe")
+    kafka_tools.until(lambda out: "producer_byte_rate=4096.0" in out, "kafka-configs", *of_both, "--describe")
     names = ",".join(value.partition("=")[0] for value in values.split(","))
     kafka_tools.ok("kafka-configs", *of_user, "--alter", "--delete-config", names)
     kafka_tools.ok("kafka-configs", *of_both, "--alter", "--delete-config", "producer_byte_rate")
     for entity in (of_user, of_both):
-        assert "byte_rate" not in kafka_tools.run("kafka-configs", *entity, "--describe").out
+        kafka_tools.until(lambda out: "byte_rate" not in out, "kafka-configs", *entity, "--describe")
 
 
 def test_kafka_configs_sets_and_removes_the_connection_rate_of_an_address(
@@ -49,9 +48,9 @@ def test_kafka_configs_sets_and_removes_the_connection_rate_of_an_address(
 ) -> None:
     entity = ("--bootstrap-server", shared_nodes.bootstrap, "--entity-type", "ips", "--entity-name", "10.9.8.7")
     kafka_tools.ok("kafka-configs", *entity, "--alter", "--add-config", "connection_creation_rate=9")
-    assert "connection_creation_rate=9.0" in kafka_tools.ok("kafka-configs", *entity, "--describe")
+    kafka_tools.until(lambda out: "connection_creation_rate=9.0" in out, "kafka-configs", *entity, "--describe")
     kafka_tools.ok("kafka-configs", *entity, "--alter", "--delete-config", "connection_creation_rate")
-    assert "connection_creation_rate" not in kafka_tools.ok("kafka-configs", *entity, "--describe")
+    kafka_tools.until(lambda out: "connection_creation_rate" not in out, "kafka-configs", *entity, "--describe")
 
 
 def test_a_confluent_producer_is_throttled_and_loses_no_record(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:

@@ -22,7 +22,7 @@ RECORDS = 10
 def set_earliest(nodes: Nodes, tools: KafkaTools, group: str) -> None:
     at = ("--bootstrap-server", nodes.bootstrap, "--entity-type", "groups", "--entity-name", group)
     tools.ok("kafka-configs", *at, "--alter", "--add-config", "share.auto.offset.reset=earliest")
-    assert "share.auto.offset.reset=earliest" in tools.ok("kafka-configs", *at, "--describe")
+    tools.until(lambda out: "share.auto.offset.reset=earliest" in out, "kafka-configs", *at, "--describe")
 
 
 def filled_topic(nodes: Nodes) -> str:

@@ -57,13 +57,17 @@ def test_kafka_topics_creates_describes_alters_and_deletes_a_topic(
     assert again.status == 1
     assert "exists" in again.out
     kafka_tools.ok("kafka-topics", *at, *create, "--if-not-exists")
-    assert name in kafka_tools.ok("kafka-topics", *at, "--list").split()
+    kafka_tools.until(lambda out: name in out.split(), "kafka-topics", *at, "--list")
 
     kafka_tools.ok("kafka-topics", *at, "--alter", "--topic", name, "--partitions", "5")
-    topic, partitions = described(kafka_tools.ok("kafka-topics", *at, "--describe", "--topic", name))
+    describe = ("--describe", "--topic", name)
+    topic, partitions = described(
+        kafka_tools.until(lambda out: "PartitionCount: 5" in out, "kafka-topics", *at, *describe)
+    )
     assert (topic["Topic"], topic["PartitionCount"], topic["ReplicationFactor"]) == (name, "5", "3")
     assert "retention.ms=-1" in topic["Configs"].split(",")
-    by_id, _ = described(kafka_tools.ok("kafka-topics", *at, "--describe", "--topic-id", topic["TopicId"]))
+    describe = ("--describe", "--topic-id", topic["TopicId"])
+    by_id, _ = described(kafka_tools.until(lambda out: "PartitionCount: 5" in out, "kafka-topics", *at, *describe))
     assert by_id == topic
     shown = {
         int(partition["Partition"]): (
@@ -79,10 +83,10 @@ def test_kafka_topics_creates_describes_alters_and_deletes_a_topic(
     }
 
     kafka_tools.ok("kafka-topics", *at, "--delete", "--topic", name)
-    assert name not in kafka_tools.ok("kafka-topics", *at, "--list").split()
-    gone = kafka_tools.run("kafka-topics", *at, "--describe", "--topic", name)
-    assert gone.status == 1
-    assert f"Topic '{name}' does not exist" in gone.out
+    kafka_tools.until(lambda out: name not in out.split(), "kafka-topics", *at, "--list")
+    missing = f"Topic '{name}' does not exist"
+    kafka_tools.until(lambda out: missing in out, "kafka-topics", *at, "--describe", "--topic", name)
+    assert kafka_tools.run("kafka-topics", *at, "--describe", "--topic", name).status == 1
 
 
 def test_kafka_topics_shows_the_partitions_that_miss_the_replica_of_a_dead_node(
@@ -126,18 +130,14 @@ def test_kafka_configs_describes_and_alters_configs_of_topics_and_brokers(
     at, name = ("--bootstrap-server", shared_nodes.bootstrap), shared_nodes.new_topic(1)
 
     def configs(kind: str, entity: tuple[str, ...], *more: str) -> dict[str, str]:
-        out = kafka_tools.ok("kafka-configs", *at, "--entity-type", kind, *entity, "--describe", *more)
+        return parsed(kafka_tools.ok("kafka-configs", *at, "--entity-type", kind, *entity, "--describe", *more))
+
+    def parsed(out: str) -> dict[str, str]:
         return dict(re.findall(r"^  ([a-z.]+)=(\S*)", out, re.MULTILINE))
 
     def become(kind: str, entity: tuple[str, ...], expected: dict[str, str]) -> None:
-        """Wait until the node that happens to answer has applied the change that another one confirmed."""
-
-        def are_equal() -> bool:
-            found = configs(kind, entity)
-            assert found == expected
-            return True
-
-        eventually(are_equal, 30, "the new configs")
+        describe = ("--entity-type", kind, *entity, "--describe")
+        kafka_tools.until(lambda out: parsed(out) == expected, "kafka-configs", *at, *describe)
 
     topic = ("--entity-name", name)
     alter = ("kafka-configs", *at, "--alter", "--entity-type", "topics", *topic)
