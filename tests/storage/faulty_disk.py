@@ -6,7 +6,7 @@ folder. `kill` ends the process (the cache survives); `power_loss` ends the mach
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from chronik.storage.disk import Buffer, DiskSpace
@@ -83,6 +83,10 @@ class FaultyFile:
             self._inode.change((at, content[: max(0, len(content) - grown + room)]))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._inode.change((at, content))
+
+    def pwrite_durably(self, parts: Sequence[Buffer], at: int) -> None:
+        self.pwrite(b"".join(parts), at)
+        self.datasync()
 
     def pread(self, at: int, size: int) -> bytes:
         self._check()

@@ -151,7 +151,8 @@ class Node:
             assert self.commit_log is not None
             for _, job in framed:
                 job.is_direct = False
-            serial = self.commit_log.write([job.entry() for _, job in framed])
+            entries = [job.read_entry() for _, job in framed]
+            serial = self.commit_log.write([entry for entry in entries if entry is not None])
             self.frames += serial is not None
         for index, job in jobs:
             if serial is not None and job.entry_bytes:

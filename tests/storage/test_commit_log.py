@@ -143,7 +143,7 @@ def test_a_torn_frame_and_all_bytes_after_it_do_not_count() -> None:
     for number in range(3):
         assert commit_log.write([entry(number)]) == 1
     content = disk.content("/c/0")
-    frame = encode_frame(GENERATION.bytes, 3, 1, [entry(2)]).rstrip(b"\0")
+    frame = b"".join(encode_frame(GENERATION.bytes, 3, 1, [entry(2)])).rstrip(b"\0")
     assert numbers(disk) == [0, 1, 2]
     for at in range(len(frame)):
         content[2 * PAGE_BYTES + at] ^= 1
@@ -289,7 +289,9 @@ def sync_framed(log: Log, commit_log: CommitLog) -> None:
     job = log.sync_job()
     assert job is not None
     assert job.entry_bytes > 0
-    serial = commit_log.write([job.entry()])
+    entry = job.read_entry()
+    assert entry is not None
+    serial = commit_log.write([entry])
     assert serial is not None
     job.framed(serial)
     log.synced(job)

@@ -82,6 +82,48 @@ def test_a_cached_read_returns_none_if_pages_are_not_in_memory(tmp_path: Path, m
     file.close()
 
 
+PARTS = (b"he", bytearray(b"llo"), b"", memoryview(b" world"))
+
+
+@pytest.mark.parametrize("can_write_durably", [True, False])
+@pytest.mark.parametrize("count", [4, 3000], ids=["one-call", "more-parts-than-one-call-takes"])
+def test_parts_are_written_one_after_another(tmp_path: Path, can_write_durably: bool, count: int) -> None:
+    disk = RealDisk()
+    disk.can_write_durably &= can_write_durably
+    file = disk.open(str(tmp_path / "f"), create=True)
+    file.pwrite_durably((PARTS * count)[:count], 3)
+    assert file.pread(3, 20) == b"hello worldhello worldhello world"[: min(20, 11 * (count // 4))]
+    file.close()
+
+
+def test_an_incomplete_durable_write_is_completed_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RealDisk().open(str(tmp_path / "f"), create=True)
+    write, sync = os.pwritev, os.fdatasync
+    synced: list[None] = []
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at, flags: write(fd, [b"".join(parts)[:4]], at, flags))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(sync(fd)))
+    file.pwrite_durably(PARTS, 0)
+    assert file.pread(0, 20) == b"hello world"
+    assert len(synced) == 1
+    file.close()
+
+
+def test_durable_writes_become_plain_writes_if_the_system_does_not_support_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk()
+    file = disk.open(str(tmp_path / "f"), create=True)
+
+    def refuses(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    monkeypatch.setattr(os, "pwritev", refuses)
+    file.pwrite_durably(PARTS, 0)
+    assert file.pread(0, 20) == b"hello world"
+    assert not disk.can_write_durably
+    file.close()
+
+
 def test_an_atomic_write_replaces_the_whole_file(tmp_path: Path) -> None:
     disk = RealDisk()
     path = str(tmp_path / "f")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from chronik.node.membership.raft_store import SqliteRaftStore
@@ -110,6 +110,10 @@ class SlowFile(RealFile):
     def pwrite(self, data: Buffer, at: int) -> None:
         self._slow.syncs.hold()
         super().pwrite(data, at)
+
+    def pwrite_durably(self, parts: Sequence[Buffer], at: int) -> None:
+        self.pwrite(b"".join(parts), at)
+        self.datasync()
 
     def datasync(self) -> None:
         self._slow.syncs.hold()

@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
@@ -211,12 +211,14 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
     logging.getLogger().addHandler(LibraryLog(log))
     http_socket = _bind_http(config)
     executor = ThreadPoolExecutor(config.executor_threads, thread_name_prefix=THREAD_PREFIX)
+    commit_log_executor = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_PREFIX}-commit-log")
     environment = Environment(
         RealDisk(),
         random.SystemRandom(),
         executor,
         wall_ms,
         boot_id=machine_boot_id(),
+        commit_log_executor=commit_log_executor,
         cpu_s=time.thread_time,
         cluster_secret=os.environ.get(SECRET_VARIABLE, ""),
     )
@@ -278,9 +280,8 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
             acceptor.close()
         if tls is not None:
             await tls.stop()
-        await _end_threads(
-            executor, STUCK_THREADS_END_S if node.broker and node.broker.disk_watch.is_stuck else THREADS_END_S
-        )
+        is_stuck = node.broker is not None and node.broker.disk_watch.is_stuck
+        await _end_threads((executor, commit_log_executor), STUCK_THREADS_END_S if is_stuck else THREADS_END_S)
     if failure is not None:
         raise CliError(f"the node stopped because it cannot continue safely: {failure}", FAILED)
     return 0
@@ -300,9 +301,10 @@ async def _run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, obj
     return False
 
 
-async def _end_threads(executor: ThreadPoolExecutor, patience_s: float) -> None:
+async def _end_threads(executors: Sequence[ThreadPoolExecutor], patience_s: float) -> None:
     """Let running jobs finish, for up to `patience_s`; a second signal ends this wait too."""
-    executor.shutdown(wait=False)
+    for executor in executors:
+        executor.shutdown(wait=False)
     for _ in range(int(patience_s / THREADS_LOOK_S)):
         if not _threads():
             return

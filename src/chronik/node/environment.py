@@ -34,6 +34,8 @@ class Environment:
     cluster_secret: str = ""
     """The secrets that the process was started with; empty if they are in the node's files."""
 
+    commit_log_executor: Executor | None = None
+    """One thread: it answers sooner than the one of several that has waited longest. None: `executor`."""
     cpu_s: Callable[[], float] = float
     """The CPU seconds that the calling thread has used. The default does not advance: no request takes any time."""
 

@@ -239,10 +239,9 @@ class CommitLog:
 
     def _write(self, file: _LogFile, entries: Sequence[Entry]) -> None:
         oldest = self._used[0].first_sequence
-        frame = encode_frame(self._generation, self._sequence + 1, oldest, entries)
+        parts = encode_frame(self._generation, self._sequence + 1, oldest, entries)
         try:
-            file.file.pwrite(frame, file.end)
-            file.file.datasync()
+            file.file.pwrite_durably(parts, file.end)
         except BaseException:
             self.is_broken = True
             raise
@@ -251,7 +250,7 @@ class CommitLog:
             self._oldest_noted = oldest
             first = self._used[0].serial
             self._last_uses = {log: serial for log, serial in self._last_uses.items() if serial >= first}
-        file.end += len(frame)
+        file.end += sum([len(part) for part in parts])
 
 
 class LogFrames(NamedTuple):
@@ -299,19 +298,20 @@ def prepare_files(disk: Disk, folder: str, size_bytes: int) -> int:
     return kept
 
 
-def encode_frame(generation: bytes, sequence: int, oldest: int, entries: Sequence[Entry]) -> bytes:
-    parts: list[Buffer] = [b""]
-    for log, base_offset, position, end_offset, data in entries:
-        parts.append(_ENTRY.pack(log.topic_id.bytes, log.partition, base_offset, position, end_offset, len(data)))
-    parts += [entry.data for entry in entries]
-    size_bytes = _HEADER.size + sum(len(part) for part in parts)
+def encode_frame(generation: bytes, sequence: int, oldest: int, entries: Sequence[Entry]) -> list[Buffer]:
+    """Return the frame with its padding, in parts."""
+    table = [
+        _ENTRY.pack(log.topic_id.bytes, log.partition, base_offset, position, end_offset, len(data))
+        for log, base_offset, position, end_offset, data in entries
+    ]
+    parts: list[Buffer] = [b"".join(table), *[entry.data for entry in entries]]
+    size_bytes = _HEADER.size + sum([len(part) for part in parts])
     header = _HEADER.pack(_MAGIC, generation, sequence, oldest, len(entries), size_bytes, 0)[:_HEADER_CRC_AT]
     checksum = crc32c(header)
     for part in parts:
         checksum = crc32c(part, checksum)
-    parts[0] = header + checksum.to_bytes(4, "big")
     parts.append(bytes(_padded(size_bytes) - size_bytes))
-    return b"".join(parts)
+    return [header + checksum.to_bytes(4, "big"), *parts]
 
 
 class Frame(NamedTuple):

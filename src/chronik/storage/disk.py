@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -17,6 +17,8 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+_PARTS_MAX: Final = 1024
+"""Buffers in one call of the system."""
 _UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _FULL: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _PRIVATE_MODE: Final = 0o600
@@ -56,6 +58,9 @@ class File(Protocol):
 
     def pwrite(self, data: Buffer, at: int) -> None:
         """Write all of `data` at `at`, or raise; after an error any part of it may have been written."""
+
+    def pwrite_durably(self, parts: Sequence[Buffer], at: int) -> None:
+        """Write these parts one after another and make them durable; after an error any part may be written."""
 
     def pread(self, at: int, size: int) -> bytes:
         """Return up to `size` bytes from `at`; fewer only at the end of the file."""
@@ -137,6 +142,21 @@ class RealFile:
                 raise OSError(errno.EIO, "nothing was written")
             rest = rest[written:]
 
+    def pwrite_durably(self, parts: Sequence[Buffer], at: int) -> None:
+        written = 0
+        if self._disk.can_write_durably and len(parts) <= _PARTS_MAX:
+            # A thread waits for the interpreter after each call: so there is only one.
+            try:
+                written = os.pwritev(self._fd, parts, at, os.RWF_DSYNC)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                self._disk.can_write_durably = False
+        rest = b"".join(parts)[written:] if written < sum([len(part) for part in parts]) else b""
+        if rest:
+            self.pwrite(rest, at + written)
+            self.datasync()
+
     def pread(self, at: int, size: int) -> bytes:
         data = os.pread(self._fd, size, at)
         if len(data) == size or not data:
@@ -208,6 +228,7 @@ class RealDisk:
 
     def __init__(self) -> None:
         self.can_read_cached = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+        self.can_write_durably = hasattr(os, "pwritev") and hasattr(os, "RWF_DSYNC")
         # posix_fallocate writes to every block if the file system cannot allocate; this does not.
         libc = ctypes.CDLL(None, use_errno=True)
         self._fallocate = getattr(libc, "fallocate64", None)

@@ -75,7 +75,7 @@ class Appended(NamedTuple):
 class SyncJob:
     """One sync of one log. A thread calls `run`, which touches only files; then the loop calls `Log.synced`.
 
-    If `appended` is set, the thread may write `entry` to the commit log instead, and then calls `framed`.
+    If `appended` is set, `entry` may be written to the commit log instead; then `framed` is called.
     """
 
     disk: Disk
@@ -91,6 +91,7 @@ class SyncJob:
     checkpoint: Checkpoint | None = None
     checkpointed: bool = False
     appended: Appended | None = None
+    entry: Entry | None = None
     frame_serial: int | None = None
     """The commit log's file that has the entry, if the segments were not synced."""
 
@@ -99,18 +100,21 @@ class SyncJob:
         """The size of the data for the commit log; 0 if only a sync of the segments will do."""
         return 0 if self.appended is None else self.appended.end - self.appended.start
 
-    def entry(self) -> Entry:
-        """Return what the commit log has to hold. Reads the segment. `appended` must be set."""
+    def read_entry(self) -> Entry | None:
+        """Set and return `entry`: what the commit log has to hold. Return None if the segment is not in memory.
+
+        The loop calls this, because a thread would wait for the interpreter after each read. `appended` must be set.
+        """
         assert self.appended is not None
         frames, shared, base_offset, start, end = self.appended
-        data = shared.file.pread(start, end - start)
-        if len(data) < end - start:
-            raise OSError(EIO, "the segment is shorter than what was appended")
-        return Entry(frames.log, base_offset, start, self.end_offset, data)
+        data = shared.file.pread_cached(start, end - start)
+        if data is not None and len(data) == end - start:
+            self.entry = Entry(frames.log, base_offset, start, self.end_offset, data)
+        return self.entry
 
     def framed(self, serial: int) -> None:
         """Note that the commit log has the entry, so that the segments need no sync now."""
-        self.frame_serial = serial
+        self.frame_serial, self.entry = serial, None
 
     def run(self) -> None:
         """Sync the files. After an OSError it is unknown which data is durable."""

@@ -115,13 +115,20 @@ class Committer:
         size_bytes = frame_bytes(len(chosen), sum([job.entry_bytes for _, job in chosen]))
         if size_bytes > self._round_bytes_max:
             return []
-        for _, job in chosen:
-            job.is_direct = False
-        return chosen
+        framed = []
+        for each in chosen:
+            try:
+                entry = each[1].read_entry()
+            except OSError:
+                continue  # The sync of the segment will show what is wrong with it.
+            if entry is not None:
+                each[1].is_direct = False
+                framed.append(each)
+        return framed
 
     def write(self, jobs: Sequence[SyncJob]) -> int | None:
         """Write the jobs' entries; return the serial of the file, None if there is no room. Runs in a thread."""
-        return self.commit_log.write([job.entry() for job in jobs])
+        return self.commit_log.write([job.entry for job in jobs if job.entry is not None])
 
     def written(self, share: Sequence[tuple[FlushTarget, SyncJob]], done: asyncio.Future[int | None]) -> bool:
         """Take the outcome of `write`; return whether the entries are durable."""

@@ -62,6 +62,7 @@ class Syncer:
         self.committer = committer
         self._loop = runtime.loop
         self._executor = runtime.env.executor
+        self._frame_executor = runtime.env.commit_log_executor or runtime.env.executor
         self._metrics = runtime.metrics
         self._is_vital = runtime.config.durability == "synced"
         """Whether acknowledgments wait for the sync."""
@@ -139,7 +140,7 @@ class Syncer:
         assert committer is not None
         started_s = self._loop.time()
         write = self.disk.begin(lambda: self._late(share), is_vital=self._is_vital)
-        done = self._loop.run_in_executor(self._executor, committer.write, [job for _, job in share])
+        done = self._loop.run_in_executor(self._frame_executor, committer.write, [job for _, job in share])
 
         def written(future: asyncio.Future[int | None]) -> None:
             if committer.written(share, future):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, NoReturn
 
@@ -274,6 +274,10 @@ class SimFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.node.change(Write(at, content))
         self._disk.process.reached("disk.written")
+
+    def pwrite_durably(self, parts: Sequence[Buffer], at: int) -> None:
+        self.pwrite(b"".join(parts), at)
+        self.datasync()
 
     def pread(self, at: int, size: int) -> bytes:
         self._begin("disk.read", size)
