@@ -9,12 +9,14 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.apache_kafka import ApacheKafka, missing
 from tests.support.forked_node import CAN_FORK
 from tests.support.node import Node
+from tests.support.ports import is_free
 from tests.support.scheduling import (
     BACKGROUND_TIMEOUT_S,
     Scheduling,
@@ -25,6 +27,8 @@ from tests.support.scheduling import (
 from tests.support.spark_archive import jvm_flags
 from tests.support.spark_python import forked_python
 from tests.support.tested_build import check
+
+from chronik.local import cluster
 
 pytest_plugins = ["tests.support.browser"]
 
@@ -44,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[NODES] = []
     if is_in_background(config):
         lower_priority()
+    # Otherwise a new cluster takes the port of a node that another test process has stopped for a moment.
+    patch.object(cluster, "_is_free", is_free).start()
     os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_flags())
     # Otherwise the asyncio plugin makes a loop to restore it after its first test, and never closes it.
     asyncio.set_event_loop(None)

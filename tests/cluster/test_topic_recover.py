@@ -111,7 +111,7 @@ def test_an_open_transaction_that_lost_records_ends_at_its_timeout(start_nodes: 
     # A commit log would bring back what is cut from the log of a killed node.
     nodes = start_nodes(recovery_point_interval_ms=200, commit_log=False)
     topic = nodes.new_topic(1)
-    settings = {"transactional.id": topic, "transaction.timeout.ms": 20_000, "linger.ms": 0}
+    settings = {"transactional.id": topic, "transaction.timeout.ms": 12_000, "linger.ms": 0}
     producer = confluent_kafka.Producer({"bootstrap.servers": nodes.bootstrap, **settings})
     producer.init_transactions(30.0)
     producer.begin_transaction()

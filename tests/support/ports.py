@@ -29,12 +29,17 @@ def free_ports(count: int) -> list[int]:
     chooser = random.Random()
     for _ in range(TRIES_MAX):
         port = chooser.randint(LOWEST_PORT, HIGHEST_PORT)
-        if port not in _taken and _is_ours(port) and _is_free(port):
+        if port not in _taken and is_free(port):
             _taken.append(port)
             found.append(port)
             if len(found) == count:
                 return found
     raise RuntimeError(f"no {count} free ports between {LOWEST_PORT} and {HIGHEST_PORT}")
+
+
+def is_free(port: int) -> bool:
+    """Return whether nothing listens on the port, and no other test process has it."""
+    return _is_ours(port) and _is_unused(port)
 
 
 def _is_ours(port: int) -> bool:
@@ -49,7 +54,7 @@ def _is_ours(port: int) -> bool:
     return True
 
 
-def _is_free(port: int) -> bool:
+def _is_unused(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
