@@ -75,12 +75,12 @@ class KafkaTools:
         One node may answer before it has applied the change that another one has confirmed.
         """
 
-        def printed() -> str:
-            out = self.run(tool, *arguments).out
-            assert is_expected(out), out
-            return out
+        def expected() -> Ran:
+            ran = self.run(tool, *arguments)
+            assert ran.status == 0 and is_expected(ran.out), ran
+            return ran  # A tuple is always true, the output may be empty.
 
-        return eventually(printed, CHANGE_TIMEOUT_S, f"{tool} {' '.join(arguments)} shows the change")
+        return eventually(expected, CHANGE_TIMEOUT_S, f"{tool} {' '.join(arguments)} shows the change").out
 
     def alone(self, tool: str, *arguments: str) -> str:
         """As `ok`, in a separate JVM: for a tool that finishes its work only when its JVM exits."""
