@@ -42,7 +42,7 @@ NODE_LEVELS: tuple[tuple[str, ...], ...] = (
     ("serving",),
     ("runtime",),
     ("environment", "topic_settings", "age_clock", "disk_watch", "process_config"),
-    ("config",),
+    ("config", "commit_log_thread"),
 )
 # The same inside `pipeline`.
 PIPELINE_LEVELS: tuple[tuple[str, ...], ...] = (

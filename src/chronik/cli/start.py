@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
@@ -191,6 +191,7 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         loop.add_signal_handler(number, _on_signal, stop)
     with unused_modules("rich", "hypothesis"):
         from chronik.node.broker import Broker
+        from chronik.node.commit_log_thread import CommitLogThread
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
         from chronik.node.membership.cluster_secret import SECRET_VARIABLE
@@ -211,14 +212,14 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
     logging.getLogger().addHandler(LibraryLog(log))
     http_socket = _bind_http(config)
     executor = ThreadPoolExecutor(config.executor_threads, thread_name_prefix=THREAD_PREFIX)
-    commit_log_executor = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_PREFIX}-commit-log")
+    commit_log_thread = CommitLogThread(asyncio.get_running_loop(), f"{THREAD_PREFIX}-commit-log")
     environment = Environment(
         RealDisk(),
         random.SystemRandom(),
         executor,
         wall_ms,
         boot_id=machine_boot_id(),
-        commit_log_executor=commit_log_executor,
+        commit_log_thread=commit_log_thread,
         cpu_s=time.thread_time,
         cluster_secret=os.environ.get(SECRET_VARIABLE, ""),
     )
@@ -281,7 +282,9 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         if tls is not None:
             await tls.stop()
         is_stuck = node.broker is not None and node.broker.disk_watch.is_stuck
-        await _end_threads((executor, commit_log_executor), STUCK_THREADS_END_S if is_stuck else THREADS_END_S)
+        executor.shutdown(wait=False)
+        commit_log_thread.close()
+        await _end_threads(STUCK_THREADS_END_S if is_stuck else THREADS_END_S)
     if failure is not None:
         raise CliError(f"the node stopped because it cannot continue safely: {failure}", FAILED)
     return 0
@@ -301,10 +304,8 @@ async def _run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, obj
     return False
 
 
-async def _end_threads(executors: Sequence[ThreadPoolExecutor], patience_s: float) -> None:
+async def _end_threads(patience_s: float) -> None:
     """Let running jobs finish, for up to `patience_s`; a second signal ends this wait too."""
-    for executor in executors:
-        executor.shutdown(wait=False)
     for _ in range(int(patience_s / THREADS_LOOK_S)):
         if not _threads():
             return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from uuid import UUID
 
+from chronik.node.commit_log_thread import CommitLogThread
 from chronik.raft.store import RaftStore
 from chronik.storage.disk import Disk
 
@@ -34,8 +35,8 @@ class Environment:
     cluster_secret: str = ""
     """The secrets that the process was started with; empty if they are in the node's files."""
 
-    commit_log_executor: Executor | None = None
-    """One thread: it answers sooner than the one of several that has waited longest. None: `executor`."""
+    commit_log_thread: CommitLogThread | None = None
+    """Writes the commit log; None: `executor` does."""
     cpu_s: Callable[[], float] = float
     """The CPU seconds that the calling thread has used. The default does not advance: no request takes any time."""
 

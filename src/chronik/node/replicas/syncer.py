@@ -14,7 +14,8 @@ resumes without intervention.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch, DiskWrite
@@ -62,7 +63,7 @@ class Syncer:
         self.committer = committer
         self._loop = runtime.loop
         self._executor = runtime.env.executor
-        self._frame_executor = runtime.env.commit_log_executor or runtime.env.executor
+        self._commit_log_thread = runtime.env.commit_log_thread
         self._metrics = runtime.metrics
         self._is_vital = runtime.config.durability == "synced"
         """Whether acknowledgments wait for the sync."""
@@ -140,7 +141,7 @@ class Syncer:
         assert committer is not None
         started_s = self._loop.time()
         write = self.disk.begin(lambda: self._late(share), is_vital=self._is_vital)
-        done = self._loop.run_in_executor(self._frame_executor, committer.write, [job for _, job in share])
+        done = self._in_thread(partial(committer.write, [job for _, job in share]))
 
         def written(future: asyncio.Future[int | None]) -> None:
             if committer.written(share, future):
@@ -152,6 +153,11 @@ class Syncer:
                 self._share_ended()
 
         done.add_done_callback(written)
+
+    def _in_thread(self, work: Callable[[], int | None]) -> asyncio.Future[int | None]:
+        if self._commit_log_thread is None:
+            return self._loop.run_in_executor(self._executor, work)
+        return self._commit_log_thread.run(work)
 
     def _late(self, share: Share) -> None:
         self._shares_late += 1
