@@ -1,4 +1,4 @@
-"""Tables and plots of the results: bench/results/side_by_side.md, *.svg, and the table in docs/benchmarks.md."""
+"""Tables and plots of the results: bench/results/side_by_side.md, *.svg, and the tables in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -6,17 +6,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.plots import Line, line_plot, ratio_plot
-from bench.rows import Row, key_of, median
+from bench.rows import Row, key_of, median, rounded
 from bench.samples import Measured, Samples, Taken
 from bench.servers import CHRONIK
 
-BEGIN, END = "<!-- side by side: made by bench/run.py -->", "<!-- end of side by side -->"
 AXES = {
     "partitions": ("Resident memory by partitions", "partitions of one node", "MB"),
     "record size": ("Server CPU of produce by record size", "bytes of a record", "ms/MB"),
     "connections": ("Server CPU of a one-record request by connections", "connections", "us/request"),
     "log size": ("Restart after kill -9 by size of the log", "GB", "s"),
 }
+
+
+def tables(samples: Samples, rows: Sequence[Row]) -> dict[str, str]:
+    """Return what docs/benchmarks.md has between markers, by the name in the markers."""
+    return {
+        "missed goals": missed_goals(rows),
+        "own goals": own_goals(samples, rows),
+        "side by side": markdown(samples, rows),
+    }
+
+
+def missed_goals(rows: Sequence[Row]) -> str:
+    """Format the rows that missed their goal, each with the reason that its `limit` states."""
+    missed = [row for row in rows if not row["met"]]
+    lines = [f"{len(rows) - len(missed)} of {len(rows)} goals met. Missed:", ""]
+    return "\n".join([*lines, *_judged(missed, "reason, if known", [row["limit"] or "-" for row in missed])])
+
+
+def own_goals(samples: Samples, rows: Sequence[Row]) -> str:
+    """Format the rows that `markdown` does not compare with Apache Kafka."""
+    compared = {key_of(row) for row in _from(samples, rows)}
+    own = [row for row in rows if key_of(row) not in compared]
+    return "\n".join(_judged(own, "met", [_met(row) for row in own]))
 
 
 def markdown(samples: Samples, rows: Sequence[Row]) -> str:
@@ -61,22 +83,46 @@ def series_lines(samples: Samples, series: str) -> dict[str, Line]:
     return {side: sorted(line) for side, line in lines.items()}
 
 
-def put_between(text: str, table: str) -> str:
-    """Return `text` with `table` between its two markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the document lacks the marks {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+def marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: made by bench/run.py -->", f"<!-- end of {name} -->"
+
+
+def put_between(text: str, name: str, table: str) -> str:
+    """Return `text` with `table` between the two markers of this name."""
+    begin, end = marks(name)
+    before, has_begin, rest = text.partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not has_begin or not has_end:
+        raise ValueError(f"the document lacks the marks {begin!r} and {end!r}")
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 def write(samples: Samples, rows: Sequence[Row], results: Path, document: Path) -> list[Path]:
-    table = markdown(samples, rows)
-    files = {"side_by_side.md": f"# Side by side\n\nMade by bench/run.py.\n\n{table}\n", **plots(samples, rows)}
+    made = tables(samples, rows)
+    table = f"# Side by side\n\nMade by bench/run.py.\n\n{made['side by side']}\n"
+    files = {"side_by_side.md": table, **plots(samples, rows)}
     for name, text in files.items():
         (results / name).write_text(text)
-    document.write_text(put_between(document.read_text(), table))
+    text = document.read_text()
+    for name, table in made.items():
+        text = put_between(text, name, table)
+    document.write_text(text)
     return [*(results / name for name in files), document]
+
+
+def _judged(rows: Sequence[Row], last: str, cells: Sequence[str]) -> list[str]:
+    """Format rows as they are judged, without spread; `last` names the last column, whose cells are `cells`."""
+    lines = [
+        f"| workload | metric | unit | {CHRONIK} | peer | ratio | goal | {last} |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row, cell in zip(rows, cells, strict=True):
+        peer = "-" if row["peer_name"] is None else f"{_exact(row['peer'])} ({row['peer_name']})"
+        lines.append(
+            f"| {row['workload']} | {row['metric']} | {row['unit']} | {_exact(row['chronik'])} | {peer} "
+            f"| {_ratio(row)} | {row['goal']} | {cell} |"
+        )
+    return [*lines, ""]
 
 
 def _table(samples: Samples, rows: Sequence[Row], peer: str) -> list[str]:
@@ -89,10 +135,9 @@ def _table(samples: Samples, rows: Sequence[Row], peer: str) -> list[str]:
     for row in rows:
         sides = samples.measured[row["workload"], row["metric"]].sides
         ours, theirs = sides[CHRONIK], sides[peer]
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:g}"
         lines.append(
             f"| {row['workload']} | {row['metric']} | {row['unit']} | {shown(ours.values)} | {shown(theirs.values)} "
-            f"| {ratio} | {row['goal']} | {'yes' if row['met'] else '**no**'} "
+            f"| {_ratio(row)} | {row['goal']} | {_met(row)} "
             f"| {_pair(ours.cpu_s, theirs.cpu_s)} | {_pair(ours.resident_mb, theirs.resident_mb)} |"
         )
     return [*lines, ""]
@@ -114,6 +159,14 @@ def _not_compared(measured: Sequence[Measured]) -> list[str]:
     return [*lines, ""]
 
 
+def _ratio(row: Row) -> str:
+    return "-" if row["ratio"] is None else f"{row['ratio']:g}"
+
+
+def _met(row: Row) -> str:
+    return "yes" if row["met"] else "**no**"
+
+
 def shown(values: Sequence[float]) -> str:
     """Format the median and the spread; a single value has no spread."""
     if not values:
@@ -125,6 +178,11 @@ def shown(values: Sequence[float]) -> str:
 
 def _pair(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return f"{_number(median(ours))} / {_number(median(theirs))}" if ours and theirs else "-"
+
+
+def _exact(value: float) -> str:
+    """Format with the digits that are judged, so that no table contradicts itself."""
+    return f"{rounded(value):,.12g}"
 
 
 def _number(value: float) -> str:

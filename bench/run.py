@@ -7,8 +7,8 @@
     python bench/run.py --report                              tables and plots again from what was measured
 
 latest.json holds the judged rows: {workload, metric, unit, chronik, peer, peer_name, ratio, goal, met, limit}; `limit`
-is written by hand where a goal is out of reach, with the reason, and a new run keeps it. side_by_side.json holds every
-repetition, side_by_side.md the tables, *.svg the plots.
+is written by hand: the reason why a goal is missed, which a new run keeps while it is missed. side_by_side.json holds
+every repetition, side_by_side.md the tables, *.svg the plots. docs/benchmarks.md shows both files between markers.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 
 from bench import report
 from bench.plots import LogAxis, line_plot, ratio_plot
-from bench.rows import compared_row
+from bench.rows import compared_row, own_row
 from bench.samples import Figure, Samples
 from bench.servers import CHRONIK
 
 PEER = "Apache Kafka"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def measured(path: Path | None, ours: list[float], theirs: list[float], *, is_adding: bool = False) -> Samples:
@@ -86,10 +88,33 @@ def test_rows_with_a_peer_of_another_kind_are_left_to_their_own_table() -> None:
 
 
 def test_the_table_goes_between_its_marks_and_touches_nothing_else() -> None:
-    text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
-    assert report.put_between(text, "new") == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+    begin, end = report.marks("a table")
+    text = f"before\n{begin}\nold\n{end}\nafter\n"
+    assert report.put_between(text, "a table", "new") == f"before\n{begin}\nnew\n{end}\nafter\n"
     with pytest.raises(ValueError):
-        report.put_between("no marks", "new")
+        report.put_between("no marks", "a table", "new")
+
+
+def test_a_missed_goal_is_listed_with_its_reason_and_a_met_one_is_not() -> None:
+    rows = [own_row("a", "p50", "ms", 3.25, "<= 2.0") | {"limit": "the disk"}, own_row("b", "p50", "ms", 1, "<= 2.0")]
+    listed = report.missed_goals(rows)
+    assert "1 of 2 goals met" in listed
+    assert "| a | p50 | ms | 3.25 | - | - | <= 2.0 | the disk |" in listed
+    assert "| b |" not in listed
+
+
+def test_each_row_is_in_the_comparison_or_among_the_own_goals() -> None:
+    samples = measured(None, [2.0], [1.0])
+    rows = [*samples.rows(), compared_row("Spark reads", "rows", "1/s", [1.0], [2.0], "a connector", ">= 1.0")]
+    own = report.own_goals(samples, rows)
+    assert "| Spark reads | rows | 1/s | 1 | 2 (a connector) | 0.5 | >= 1.0 | **no** |" in own
+    assert "produce" not in own
+
+
+def test_the_document_shows_the_latest_results() -> None:
+    rows, text = json.loads((ROOT / "bench/results/latest.json").read_text()), (ROOT / "docs/benchmarks.md").read_text()
+    for name, table in report.tables(Samples(ROOT / "bench/results/side_by_side.json"), rows).items():
+        assert report.put_between(text, name, table) == text, f"bench/run.py --report writes {name}"
 
 
 def test_a_plot_has_a_line_for_each_side_with_a_dot_for_each_point() -> None:
