@@ -2,7 +2,7 @@
 
 A durable write takes about 0.1 ms on a fast disk. If the loop did something else meanwhile, this thread and the loop
 would contend for the interpreter, and each would wait for a processor to notice the other: then a write takes 0.5 ms
-(docs/benchmarks.md). While the loop waits here, this thread has both at once. The limit keeps the loop responsive on a
+(docs/design.md). While the loop waits here, this thread has both at once. The limit keeps the loop responsive on a
 disk that is slow or hangs: after a wait that was too short, the loop does not wait for a while.
 """
 
