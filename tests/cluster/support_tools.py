@@ -69,15 +69,15 @@ class KafkaTools:
         assert is_good, f"{tool} {' '.join(arguments)}: exit {ran.status}\n{ran.out}\n{ran.err}"
         return ran.out
 
-    def until(self, is_expected: Callable[[str], bool], tool: str, *arguments: str) -> str:
-        """Run a tool until it prints what is expected, and return that.
+    def until(self, is_expected: Callable[[str], bool], tool: str, *arguments: str, status: int = 0) -> str:
+        """Run a tool until it exits with this status and prints what is expected, and return that.
 
         One node may answer before it has applied the change that another one has confirmed.
         """
 
         def expected() -> Ran:
             ran = self.run(tool, *arguments)
-            assert ran.status == 0 and is_expected(ran.out), ran
+            assert ran.status == status and is_expected(ran.out), ran
             return ran  # A tuple is always true, the output may be empty.
 
         return eventually(expected, CHANGE_TIMEOUT_S, f"{tool} {' '.join(arguments)} shows the change").out

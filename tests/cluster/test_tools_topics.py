@@ -85,8 +85,7 @@ def test_kafka_topics_creates_describes_alters_and_deletes_a_topic(
     kafka_tools.ok("kafka-topics", *at, "--delete", "--topic", name)
     kafka_tools.until(lambda out: name not in out.split(), "kafka-topics", *at, "--list")
     missing = f"Topic '{name}' does not exist"
-    kafka_tools.until(lambda out: missing in out, "kafka-topics", *at, "--describe", "--topic", name)
-    assert kafka_tools.run("kafka-topics", *at, "--describe", "--topic", name).status == 1
+    kafka_tools.until(lambda out: missing in out, "kafka-topics", *at, "--describe", "--topic", name, status=1)
 
 
 def test_kafka_topics_shows_the_partitions_that_miss_the_replica_of_a_dead_node(

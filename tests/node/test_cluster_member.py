@@ -305,8 +305,13 @@ async def test_a_controller_hands_over_before_it_stops_cleanly(tmp_path: Path) -
         others = nodes.others(first)
         await nodes.stop(first)
         assert any(broker.member.raft.node.is_leader for broker in others)
-        for broker in others:
-            assert broker.image.brokers[first.node_id].is_shutting_down or broker.image.brokers[first.node_id].is_fenced
+
+        def has_left(broker: Broker) -> bool:
+            registered = broker.image.brokers[first.node_id]
+            return registered.is_shutting_down or registered.is_fenced
+
+        # The follower applies later what the new controller has decided.
+        await until(lambda: all(map(has_left, others)))
 
 
 async def test_a_node_that_waits_for_a_majority_can_be_stopped(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from chronik.testing.sim.runner import SCENARIOS
 
 PROCESSES = 3
 SEEDS = 2
-EVENTS = 12_000
+EVENTS = 5_000
 PROGRAM = f"""
 import sys
 from chronik.testing.sim import run_seed
