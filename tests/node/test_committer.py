@@ -19,7 +19,7 @@ from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.replicas import committer
-from chronik.node.replicas.committer import ROUND_BYTES_MAX, Committer, begin_commit_log
+from chronik.node.replicas.committer import RETRY_S, ROUND_BYTES_MAX, Committer, begin_commit_log
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
@@ -42,6 +42,7 @@ class Hosted:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.errors: list[Exception] = []
+        self.can_flush = True
 
     def sync_job(self) -> SyncJob | None:
         return self.log.sync_job()
@@ -200,6 +201,20 @@ async def test_the_commit_log_keeps_what_a_segment_could_not_be_synced_with(node
     for _ in range(40):
         await node.append(1)
     assert len(node.recovered()[1]) >= acknowledged
+
+
+@on_node
+async def test_no_flush_of_a_log_begins_while_a_thread_changes_it(node: Node) -> None:
+    node.hosted[1].can_flush = False
+    node.syncs.clear()
+    while len({path for path in node.syncs if path.endswith(".log")}) < LOGS - 1:
+        await node.append()
+    await asyncio.sleep(2 * RETRY_S)
+    assert not any("/t1-0/" in path for path in node.syncs)
+    assert node.committer.commit_log.flushed_upto == 0
+    node.hosted[1].can_flush = True
+    await node.until(lambda: node.committer.commit_log.flushed_upto > 0)
+    assert any("/t1-0/" in path for path in node.syncs)
 
 
 async def test_a_commit_log_for_which_the_disk_has_no_room_begins_when_it_has() -> None:

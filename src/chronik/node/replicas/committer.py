@@ -62,6 +62,10 @@ class Job(Protocol):
 class FlushTarget(Protocol):
     """A log with entries in the commit log: a partition."""
 
+    @property
+    def can_flush(self) -> bool:
+        """Whether a flush may begin now: not while a thread truncates, sets aside or closes the log."""
+
     def flush_job(self) -> FlushJob | None: ...
 
     def flushed(self, job: FlushJob) -> bool: ...
@@ -212,7 +216,11 @@ class Committer:
         """Sync the segments of these logs; return whether all are durable."""
         while logs:
             jobs: list[tuple[FlushTarget, FlushJob]] = []
-            for target in list(logs)[:FLUSHED_AT_ONCE]:
+            for target in list(logs):
+                if len(jobs) == FLUSHED_AT_ONCE:
+                    break
+                if not target.can_flush:
+                    continue
                 try:
                     job = target.flush_job()
                 except OSError:
@@ -225,6 +233,8 @@ class Committer:
             if jobs and not await self._sync(jobs, logs):
                 self._failed()
                 return False
+            if logs and not jobs:
+                await asyncio.sleep(RETRY_S)
         return True
 
     async def _sync(self, jobs: Sequence[tuple[FlushTarget, FlushJob]], logs: dict[FlushTarget, None]) -> bool:

@@ -633,7 +633,14 @@ class PartitionHost:
             for hosted in removed:
                 self.folder.remove_log(hosted.topic, hosted.index)()
 
-        await self._runtime.run_blocking(remove)
+        for hosted in closed:
+            # From now on no flush begins, which could write to the folder of the partition's next log.
+            await hosted.jobs.begin_exclusive()
+        try:
+            await self._runtime.run_blocking(remove)
+        finally:
+            for hosted in closed:
+                hosted.jobs.end_exclusive()
         for hosted in removed:
             self.folder.high_watermarks.pop((topic_id, hosted.index), None)
 
