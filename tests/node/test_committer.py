@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from errno import EIO
 from random import Random
 from unittest.mock import patch
@@ -141,7 +142,7 @@ async def opened(has_room: bool = True) -> AsyncIterator[Node]:
         # The first sync of a segment makes its name durable.
         assert await node.append() == [f"t{index}-0" for index in range(LOGS)]
         yield node
-        frames.close()
+        await frames.close()
         commit_log.close()
 
 
@@ -215,6 +216,62 @@ async def test_no_flush_of_a_log_begins_while_a_thread_changes_it(node: Node) ->
     node.hosted[1].can_flush = True
     await node.until(lambda: node.committer.commit_log.flushed_upto > 0)
     assert any("/t1-0/" in path for path in node.syncs)
+
+
+@on_node
+async def test_a_node_that_stops_waits_for_a_flush_which_may_fail(node: Node) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def fail_once(path: str) -> int | None:
+        if not path.endswith("/t1-0/00000000000000000000.log") or began.is_set():
+            return None
+        began.set()
+        may_end.wait(10)
+        return EIO
+
+    node.error = fail_once
+    for _ in range(40):
+        for hosted in node.hosted:
+            append_many(hosted.log, 1)
+            node.syncer.request(hosted)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await node.syncer.settled()
+        if began.is_set():
+            break
+    assert began.is_set()
+    closing = asyncio.create_task(node.committer.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    may_end.set()
+    await closing
+    assert node.committer.has_failed
+    await node.syncer.settled()
+    # The kernel reports a failed sync once: the next one of the same file succeeds.
+    assert [hosted.log.close() for hosted in node.hosted] == [True, False, True, True, True]
+
+
+@on_node
+async def test_a_node_that_stops_does_not_wait_for_a_disk_that_hangs(node: Node) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def hang(path: str) -> int | None:
+        if path.endswith("/t1-0/00000000000000000000.log"):
+            began.set()
+            may_end.wait(10)
+        return None
+
+    node.error = hang
+    node.syncer.disk.timeout_s = 0.05
+    while not began.is_set():
+        for hosted in node.hosted:
+            append_many(hosted.log, 1)
+            node.syncer.request(hosted)
+        await asyncio.sleep(0.01)
+    await node.committer.close()
+    assert node.committer.has_failed
+    may_end.set()
+    await node.syncer.settled()
 
 
 async def test_a_commit_log_for_which_the_disk_has_no_room_begins_when_it_has() -> None:
