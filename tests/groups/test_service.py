@@ -99,6 +99,19 @@ async def test_too_large_an_append_is_refused_and_the_next_one_succeeds(
     assert await committed(broker) == {("t", 0): 8}
 
 
+@with_broker()
+async def test_a_group_is_deleted_however_many_offsets_it_has(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its commits was small enough, and nothing else would ever remove what they wrote."""
+    monkeypatch.setattr(coordinator_topic, "ONE_APPEND_BYTES_MAX", 1_000)
+    await broker.create_topic("t", 100)
+    for partition in range(100):
+        assert await broker.groups.commit(commit(7, partition=partition)) == {("t", partition): ErrorCode.none}
+    assert await broker.groups.delete_group(GROUP) is ErrorCode.none
+    assert await committed(broker) == {}
+
+
 @pytest.mark.parametrize("place", ["encode_batch", "appended"])
 @with_broker()
 async def test_an_unexpected_exception_does_not_stop_later_appends(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from errno import EIO
 from random import Random
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.replicas import committer
-from chronik.node.replicas.committer import ROUND_BYTES_MAX, Committer, begin_commit_log
+from chronik.node.replicas.committer import RETRY_S, ROUND_BYTES_MAX, Committer, begin_commit_log
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
@@ -42,6 +43,7 @@ class Hosted:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.errors: list[Exception] = []
+        self.can_flush = True
 
     def sync_job(self) -> SyncJob | None:
         return self.log.sync_job()
@@ -140,7 +142,7 @@ async def opened(has_room: bool = True) -> AsyncIterator[Node]:
         # The first sync of a segment makes its name durable.
         assert await node.append() == [f"t{index}-0" for index in range(LOGS)]
         yield node
-        frames.close()
+        await frames.close()
         commit_log.close()
 
 
@@ -200,6 +202,76 @@ async def test_the_commit_log_keeps_what_a_segment_could_not_be_synced_with(node
     for _ in range(40):
         await node.append(1)
     assert len(node.recovered()[1]) >= acknowledged
+
+
+@on_node
+async def test_no_flush_of_a_log_begins_while_a_thread_changes_it(node: Node) -> None:
+    node.hosted[1].can_flush = False
+    node.syncs.clear()
+    while len({path for path in node.syncs if path.endswith(".log")}) < LOGS - 1:
+        await node.append()
+    await asyncio.sleep(2 * RETRY_S)
+    assert not any("/t1-0/" in path for path in node.syncs)
+    assert node.committer.commit_log.flushed_upto == 0
+    node.hosted[1].can_flush = True
+    await node.until(lambda: node.committer.commit_log.flushed_upto > 0)
+    assert any("/t1-0/" in path for path in node.syncs)
+
+
+@on_node
+async def test_a_node_that_stops_waits_for_a_flush_which_may_fail(node: Node) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def fail_once(path: str) -> int | None:
+        if not path.endswith("/t1-0/00000000000000000000.log") or began.is_set():
+            return None
+        began.set()
+        may_end.wait(10)
+        return EIO
+
+    node.error = fail_once
+    for _ in range(40):
+        for hosted in node.hosted:
+            append_many(hosted.log, 1)
+            node.syncer.request(hosted)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await node.syncer.settled()
+        if began.is_set():
+            break
+    assert began.is_set()
+    closing = asyncio.create_task(node.committer.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    may_end.set()
+    await closing
+    assert node.committer.has_failed
+    await node.syncer.settled()
+    # The kernel reports a failed sync once: the next one of the same file succeeds.
+    assert [hosted.log.close() for hosted in node.hosted] == [True, False, True, True, True]
+
+
+@on_node
+async def test_a_node_that_stops_does_not_wait_for_a_disk_that_hangs(node: Node) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def hang(path: str) -> int | None:
+        if path.endswith("/t1-0/00000000000000000000.log"):
+            began.set()
+            may_end.wait(10)
+        return None
+
+    node.error = hang
+    node.syncer.disk.timeout_s = 0.05
+    while not began.is_set():
+        for hosted in node.hosted:
+            append_many(hosted.log, 1)
+            node.syncer.request(hosted)
+        await asyncio.sleep(0.01)
+    await node.committer.close()
+    assert node.committer.has_failed
+    may_end.set()
+    await node.syncer.settled()
 
 
 async def test_a_commit_log_for_which_the_disk_has_no_room_begins_when_it_has() -> None:

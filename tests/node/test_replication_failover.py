@@ -228,6 +228,7 @@ async def test_metadata_changes_during_a_truncation_wait_until_it_ends(cluster: 
     cluster.change(leader=2, isr=(1, 2, 3))
     cluster.heal()
     await until(lambda: partition.jobs.is_exclusive)
+    assert not partition.can_flush
     cluster.change(leader=1)
     assert not partition.leads
     partition.jobs.end()

@@ -189,6 +189,25 @@ async def test_deleting_a_topic_fails_its_requests_at_once_and_removes_its_log(c
 
 
 @on_cluster()
+async def test_no_flush_of_a_removed_log_begins_while_it_is_closed(cluster: Cluster) -> None:
+    await cluster[1].produce(b"first")
+    partition, could_flush = cluster[1].partition, list[bool]()
+    close = partition.log.close
+
+    def close_log() -> bool:
+        could_flush.append(partition.can_flush)
+        return close()
+
+    partition.log.close = close_log  # type: ignore[method-assign]
+    cluster.delete_topic()
+    await cluster[1].host.settled()
+    assert could_flush == [False]
+    # Its entries in the commit log must not keep a file from being recycled.
+    assert partition.can_flush
+    assert partition.flush_job() is None
+
+
+@on_cluster()
 async def test_watermarks_and_recovery_points_survive_a_restart(cluster: Cluster) -> None:
     for _ in range(5):
         await cluster[1].produce(b"x")

@@ -60,7 +60,8 @@ APPEND_BYTES_MAX = 512 * 1024
 """Waiting appends to the same partition share a write up to this size."""
 
 ONE_APPEND_BYTES_MAX = 8 * 1024 * 1024
-"""The state of one key. More of it, from members with megabytes of metadata, would delay all keys of the partition."""
+"""The state of one key, without tombstones. More, from members with megabytes of metadata, would delay all keys of the
+partition."""
 
 APPEND_TIMEOUT_S = 5.0
 """How long a batch may wait for the high watermark, like Kafka's `offsets.commit.timeout.ms`. After that it is unknown
@@ -376,7 +377,8 @@ class Appender:
 
     def _refusal(self, append: Append) -> ErrorCode | None:
         """Return why the append must not be written: it is too large, or its transaction does not allow it any more."""
-        size_bytes = _size_bytes(append)
+        # Tombstones of what earlier appends wrote are never too large: otherwise nothing could remove it.
+        size_bytes = sum(len(key) + len(value) for key, value in append.records if value is not None)
         if size_bytes > ONE_APPEND_BYTES_MAX:
             reason = f"{size_bytes} bytes, at most {ONE_APPEND_BYTES_MAX}"
             self._log.warning(f"{self._what}_append_refused", partition=self._partition, reason=reason)

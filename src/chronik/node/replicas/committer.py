@@ -62,6 +62,10 @@ class Job(Protocol):
 class FlushTarget(Protocol):
     """A log with entries in the commit log: a partition."""
 
+    @property
+    def can_flush(self) -> bool:
+        """Whether a flush may begin now: not while a thread truncates, sets aside or closes the log."""
+
     def flush_job(self) -> FlushJob | None: ...
 
     def flushed(self, job: FlushJob) -> bool: ...
@@ -95,15 +99,27 @@ class Committer:
         self._adding: asyncio.Task[None] | None = None
         self._is_broken = False
         self._is_retired = False
+        self._is_closing = False
 
     def start(self) -> None:
         """Create the first file, unless earlier runs left files."""
         self._add_file()
 
-    def close(self) -> None:
-        for task in (self._work, self._adding):
-            if task is not None:
-                task.cancel()
+    async def close(self) -> None:
+        """End the work in the background, but not a running sync: nothing else would learn that it failed.
+
+        If the disk does not answer, `has_failed` is set.
+        """
+        self._is_closing = True
+        if self._adding is not None:
+            self._adding.cancel()
+        work, self._work = self._work, None
+        if work is not None:
+            try:
+                await self._disk.wait(work)
+            except TimeoutError:
+                work.cancel()
+                self.has_failed = True
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -182,7 +198,7 @@ class Committer:
     def flush_filled_files(self) -> None:
         """Sync the segments of all logs with entries in files that are full, in the background."""
         has_work = self._next() is not None or (self._is_broken and not self._is_retired)
-        if has_work and self._work is None and not self.has_failed:
+        if has_work and self._work is None and not self.has_failed and not self._is_closing:
             self._work = self._loop.create_task(self._flush_files(), name="commit-log-flush")
 
     def _next(self) -> int | None:
@@ -211,8 +227,14 @@ class Committer:
     async def _flush(self, logs: dict[FlushTarget, None]) -> bool:
         """Sync the segments of these logs; return whether all are durable."""
         while logs:
+            if self._is_closing:
+                return False
             jobs: list[tuple[FlushTarget, FlushJob]] = []
-            for target in list(logs)[:FLUSHED_AT_ONCE]:
+            for target in list(logs):
+                if len(jobs) == FLUSHED_AT_ONCE:
+                    break
+                if not target.can_flush:
+                    continue
                 try:
                     job = target.flush_job()
                 except OSError:
@@ -225,6 +247,8 @@ class Committer:
             if jobs and not await self._sync(jobs, logs):
                 self._failed()
                 return False
+            if logs and not jobs:
+                await asyncio.sleep(RETRY_S)
         return True
 
     async def _sync(self, jobs: Sequence[tuple[FlushTarget, FlushJob]], logs: dict[FlushTarget, None]) -> bool:

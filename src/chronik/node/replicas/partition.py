@@ -669,6 +669,11 @@ class Partition:
         if self.on_durable is not None:
             self.on_durable(self)
 
+    @property
+    def can_flush(self) -> bool:
+        """Whether a flush may begin: its mark of the durable end, or its checkpoint, may follow a truncation."""
+        return not self.jobs.is_exclusive
+
     def flush_job(self) -> FlushJob | None:
         return self.log.flush_job()
 

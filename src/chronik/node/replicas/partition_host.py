@@ -186,9 +186,6 @@ class PartitionHost:
         self.replica_sessions.close()
         with contextlib.suppress(TimeoutError):
             await self._syncer.settled()
-        committer = self._syncer.committer
-        if committer is not None:
-            committer.close()
         # The pending records may have been replicated, so the error must not say that they were not appended.
         closing = KafkaError(ErrorCode.request_timed_out, "the node is stopping")
         partitions = list(self.partitions.values())
@@ -196,6 +193,9 @@ class PartitionHost:
         self.partitions.clear()
         for partition in partitions:
             partition.close(closing)
+        committer = self._syncer.committer
+        if committer is not None:
+            await committer.close()
         try:
             is_clean = await self._close_logs(partitions)
             if is_clean and (committer is None or not committer.has_failed):
@@ -633,7 +633,14 @@ class PartitionHost:
             for hosted in removed:
                 self.folder.remove_log(hosted.topic, hosted.index)()
 
-        await self._runtime.run_blocking(remove)
+        for hosted in closed:
+            # From now on no flush begins, which could write to the folder of the partition's next log.
+            await hosted.jobs.begin_exclusive()
+        try:
+            await self._runtime.run_blocking(remove)
+        finally:
+            for hosted in closed:
+                hosted.jobs.end_exclusive()
         for hosted in removed:
             self.folder.high_watermarks.pop((topic_id, hosted.index), None)
 

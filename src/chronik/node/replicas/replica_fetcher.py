@@ -77,8 +77,9 @@ SYNC_WAIT_S = 0.005
 """How long an idle session waits for the sync of the last records, and how often a partition with little to receive is
 fetched ahead."""
 UNSYNCED_BYTES_MAX = 128 * 1024 * 1024
-"""How many bytes of one leader's partitions, or of one of them, may be received and not durable: with syncs of 300 ms,
-half of it is synced while the other half arrives, at 200 MB/s. The next response may exceed it."""
+"""Nothing is fetched ahead while this many bytes of the leader's partitions are received and not durable. With syncs of
+300 ms, half of it is synced while the other half arrives, at 200 MB/s. A partition whose log is durable is fetched all
+the same, once."""
 UNSYNCED_SEGMENTS_MAX = UNSYNCED_FILES_MAX // 2
 """The same in segments of the partition: beyond `UNSYNCED_FILES_MAX`, the loop itself would sync."""
 RETRY_S_MIN = 0.01
