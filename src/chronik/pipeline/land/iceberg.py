@@ -78,7 +78,7 @@ class IcebergTable:
         may_have_more: bool = False,
     ) -> IcebergTable:
         """Open the table, or create it. Raises PipelineError if the existing table cannot hold this topic."""
-        from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+        from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 
         location = uri if is_remote(uri) else os.path.abspath(uri)
         name = (namespace, location.rstrip("/").rpartition("/")[2])
@@ -91,7 +91,7 @@ class IcebergTable:
                 catalog.create_namespace_if_not_exists(namespace)
                 try:
                     return _create(catalog, name, fields, location, {TOPIC: topic, TOPIC_ID: topic_id})
-                except TableAlreadyExistsError:
+                except (TableAlreadyExistsError, CommitFailedException):  # another landing was faster
                     return catalog.load_table(name)
 
         table = guarded(opened, f"cannot open or create the table {uri}")
