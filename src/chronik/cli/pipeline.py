@@ -332,7 +332,12 @@ def check_landing(
     read_schema(settings.options.schema)
     if given.deleted is not None:
         DeletedList(given.deleted).current()
-    LandingTable.check(settings.table(topic), topic, topic_id)
+    if settings.options.is_iceberg:
+        from chronik.pipeline.land.iceberg import IcebergTable
+
+        IcebergTable.check(settings.table(topic), settings.options.catalog, topic, topic_id)
+    else:
+        LandingTable.check(settings.table(topic), topic, topic_id)
     for folder in (settings.to, settings.checkpoint):
         fault = _folder_fault(folder)
         if fault is not None:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from chronik.pipeline.catalog import NAMESPACE, guarded
+from chronik.pipeline.catalog import NAMESPACE, find_table, guarded
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.delta import TOPIC, TOPIC_ID, Conflict
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
@@ -97,6 +97,15 @@ class IcebergTable:
         table = guarded(opened, f"cannot open or create the table {uri}")
         _check(uri, table, fields, topic, topic_id, location, may_have_more)
         return cls(location, table)
+
+    @staticmethod
+    def check(uri: str, options: Mapping[str, str], topic: str, topic_id: str) -> None:
+        """Raise PipelineError if the catalog cannot be used, or has a table that cannot hold this topic."""
+        table = find_table(uri, options)
+        if table is not None:
+            fields = pa.schema([column for column in RECORD_SCHEMA if column.name != DATE])
+            location = uri if is_remote(uri) else os.path.abspath(uri)
+            _check(uri, table, fields, topic, topic_id, location, may_have_more=True)
 
     @property
     def version(self) -> int:
