@@ -281,6 +281,15 @@ def test_other_topics_and_missing_catalogs_are_refused(tmp_path: Path) -> None:
         open_catalog("s3://bucket/tables", {})
 
 
+def test_maintenance_of_a_table_that_is_not_there_is_an_error_and_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"there is no Iceberg table at .*/none/t"):
+        maintain_at(str(tmp_path / "none" / "t"), {}, "m", 0)
+    table(tmp_path)
+    with pytest.raises(PipelineError, match="there is no Iceberg table"):
+        maintain_at(str(tmp_path / "other"), {}, "m", 0)
+    assert not (tmp_path / "none").exists()
+
+
 def test_an_audit_of_a_landing_that_began_later_begins_where_it_did(tmp_path: Path) -> None:
     """With `starting = "latest"`: the offsets before are no gaps."""
     lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(7, 9)), records(1, range(3, 5))))

@@ -28,7 +28,8 @@ from chronik.pipeline.land.iceberg import IcebergTable
 from chronik.pipeline.land.iceberg_maintenance import maintain_at
 from chronik.pipeline.land.landed_offsets import LandedOffsets
 from chronik.pipeline.land.maintenance import maintain
-from chronik.pipeline.land.replay import Replay
+from chronik.pipeline.land.options import TableOptions
+from chronik.pipeline.land.replay import Replay, ReplayedTable
 from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.state_task import MergedBucket, MergeTask
 from chronik.pipeline.land.task import DEAD_LETTERS, FileSet, NewFile, WriteTask, remove_files
@@ -191,8 +192,8 @@ def test_a_replay_whose_commits_get_no_answer_moves_each_dead_letter_once(
         fail_next("t_dead_letters/_delta_log")
         return put(*arguments)
 
-    monkeypatch.setattr("chronik.pipeline.land.replay.put_entry", unanswered)
-    done = Replay(f"{folder}/t", "r", 1_800_000_000_000).run()
+    monkeypatch.setattr("chronik.pipeline.land.dead_letters.put_entry", unanswered)
+    done = Replay(ReplayedTable.open(f"{folder}/t", TableOptions()), "r", 1_800_000_000_000).run()
     assert (done.replayed, done.landed_before, done.failing) == (6, 0, 0)
     assert DeltaTable(f"{folder}/t").to_pyarrow_table().num_rows == 6
     assert DeltaTable(f"{folder}/t_dead_letters").to_pyarrow_table().num_rows == 0

@@ -288,3 +288,36 @@ def test_a_topic_may_have_records_of_several_messages_and_versions() -> None:
     assert bad.num_rows == 2 and all("has the schema 1: the value does not begin" in each for each in reasons)
     topic.learn_main("value", 2)
     assert [column.name for column in topic.plan((), taken).columns] == ["base", "t", "more", "c"]
+
+
+def test_a_field_with_another_name_and_the_same_number_is_a_rename() -> None:
+    """Records of both schemas have the same bytes: the number is all that they name a field by."""
+    texts = {
+        1: 'syntax = "proto3"; message A { int32 id = 1; string name = 2; }',
+        2: 'syntax = "proto3"; message A { int32 id = 1; string title = 2; }',
+        3: 'syntax = "proto3"; message A { int32 id = 1; int64 size = 3; }',
+        4: 'syntax = "proto3"; message A { int32 id = 1; bytes name = 2; }',
+        5: 'syntax = "proto3"; message A { string name = 2; string id_text = 4; } message B { int32 other = 2; }',
+    }
+    topic = TopicSchemas("t", {"value": "auto"}, "evolve", lambda number, _: Schema("PROTOBUF", texts[number]))
+    batch = records(0, range(6), [value(n, b"\0", _Empty()) for n in (1, 2, 3, 4, 5)] + [value(5, b"\2\2", _Empty())])
+    columns: tuple[Any, ...] = ()
+    while True:
+        decoding = topic.plan(columns, frozenset(batch.schema.names))
+        try:
+            kept, bad, reasons = decoding.split(batch)
+            break
+        except MissingSchemas as missing:
+            topic.learn(missing.missing)
+    assert kept.column("offset").to_pylist() == [0, 2, 4, 5]
+    assert [column.name for column in decoding.columns] == ["id", "name", "size", "id_text", "other"]
+    assert bad.column("offset").to_pylist() == [1, 3]
+    assert "the field name is renamed to title: if it is a new field, add the column title to the table" in reasons[0]
+    assert "the type of name changes from string to binary" in reasons[1]
+
+
+class _Empty:
+    """A message of any type without fields."""
+
+    def SerializeToString(self) -> bytes:
+        return b""

@@ -15,6 +15,7 @@ from tests.support.topics import NOW_MS, numbered
 
 from chronik.client.producer import TransactionalProducer
 from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land.topic_landing import LandSettings
 from chronik.pipeline.source.blocking import BlockingCluster
 from chronik.pipeline.source.decoder import ArrowDecoder
 from chronik.pipeline.source.options import SourceOptions
@@ -224,6 +225,25 @@ def test_records_deleted_by_retention_are_an_error_or_a_gap(shared_node: Node, s
     with pytest.raises(PipelineError, match="reading-trimmed-0: offsets 0 to 12 are no longer in the log; pass fail"):
         strict.read(start, end)
     assert lenient.read(start, end) == offsets(name, 0, 13, 30)
+
+
+def test_a_landing_advises_only_what_it_takes(shared_node: Node, source: Any) -> None:
+    """It has no option failOnDataLoss. A new checkpoint continues where the log starts now."""
+    at, name = shared_node.bootstrap, "reading-advice"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, *[numbered(10)] * 3)
+    reading = LandSettings(at, "tables", "checkpoints", "token", wall_ms=lambda: 0).reading
+    stream = source(streaming=True, subscribe=name, startingOffsets="earliest", rangesOnly="true")
+    [(requested, topic_id)] = stream.planner.ranges(start := stream.planner.start(), stream.step(start))
+    topics.trim(at, name, 0, 13)
+    assert reading is not None
+    with pytest.raises(
+        PipelineError, match="offsets 0 to 12 are no longer in the log; choose a new --checkpoint"
+    ) as gone:
+        list(read_range(requested, topic_id, reading))
+    with pytest.raises(PipelineError, match="start with a new checkpoint folder") as shorter:
+        stream.step(Position({(name, 0): 99}))
+    assert not any("failOnDataLoss" in str(raised.value) for raised in (gone, shorter))
 
 
 def test_the_source_detects_a_recreated_topic(shared_node: Node, source: Any) -> None:

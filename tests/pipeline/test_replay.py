@@ -19,7 +19,8 @@ from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land import delta_log, maintenance
 from chronik.pipeline.land.delta import BatchLander, LandingTable
 from chronik.pipeline.land.maintenance import maintain
-from chronik.pipeline.land.replay import Replay, Replayed, topic_of
+from chronik.pipeline.land.options import TableOptions
+from chronik.pipeline.land.replay import Replay, Replayed, ReplayedTable, topic_of
 from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.task import NewFile
 from chronik.pipeline.typed.topic_schemas import TopicSchemas
@@ -45,7 +46,11 @@ def land(folder: Path, query: str, values: Sequence[bytes], fields: StructType =
 
 
 def replay(folder: Path, fields: StructType = OPTIONAL, deleted: DeletedKeys | None = None) -> Replayed:
-    return Replay(str(folder / "t"), f"r{next(_tokens)}", 1_700_000_000_000, fields, deleted=deleted).run()
+    return Replay(opened(folder, fields), f"r{next(_tokens)}", 1_700_000_000_000, fields, deleted=deleted).run()
+
+
+def opened(folder: Path, fields: StructType | None) -> ReplayedTable:
+    return ReplayedTable.open(str(folder / "t"), TableOptions(), fields)
 
 
 def offsets(folder: Path) -> tuple[list[int], list[int]]:
@@ -95,7 +100,7 @@ def test_a_replay_that_is_killed_neither_loses_nor_doubles_a_record(
         raise Killed
 
     monkeypatch.setattr(LandingTable, "commit", killed_commit)
-    monkeypatch.setattr("chronik.pipeline.land.replay.put_entry", killed_put)
+    monkeypatch.setattr("chronik.pipeline.land.dead_letters.put_entry", killed_put)
     with pytest.raises(Killed):
         replay(tmp_path)
     monkeypatch.undo()
@@ -160,7 +165,7 @@ def test_a_merge_of_the_dead_letters_during_a_replay_keeps_all_records(
 
 def test_a_dead_letter_that_lands_meanwhile_stays_in_the_table(tmp_path: Path) -> None:
     land(tmp_path, "q", VALUES)
-    current = Replay(str(tmp_path / "t"), "r", 1_700_000_000_000, OPTIONAL)
+    current = Replay(opened(tmp_path, OPTIONAL), "r", 1_700_000_000_000, OPTIONAL)
     land(tmp_path, "q", VALUES, batch=1)
     assert current.run().replayed == 2
     assert offsets(tmp_path) == ([0, 1, 3, 4, 5, 9], [2, 6, 7, 8])
@@ -183,7 +188,8 @@ def test_records_whose_schema_was_unknown_land_typed_after_its_registration(tmp_
     assert [offset for offset, _ in topic.reasons()] == [1, 2]
     topic.schemas[two] = hidden
     schemas = TopicSchemas("t", {"value": "avro"}, "evolve", topic._lookup)
-    done = Replay(str(tmp_path / "t"), "r", 1_700_000_000_000, schemas=schemas).run()
+    table = ReplayedTable.open(str(tmp_path / "t"), TableOptions(format="avro"))
+    done = Replay(table, "r", 1_700_000_000_000, schemas=schemas).run()
     assert (done.replayed, done.failing) == (1, 1)
     assert topic.table("offset", "id", "name") == [(0, 1, None), (1, 2, "x")]
     assert [offset for offset, _ in topic.reasons()] == [2]
@@ -191,8 +197,8 @@ def test_records_whose_schema_was_unknown_land_typed_after_its_registration(tmp_
 
 def test_tables_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="is not a table of chronik pipeline land"):
-        topic_of(str(tmp_path / "t"))
+        topic_of(str(tmp_path / "t"), TableOptions())
     LandingTable.open(str(tmp_path / "t"), table_schema(None), "t", "id-1")
-    assert topic_of(str(tmp_path / "t")) == ("t", "id-1")
+    assert topic_of(str(tmp_path / "t"), TableOptions()) == ("t", "id-1")
     with pytest.raises(PipelineError, match="has no dead letters"):
-        Replay(str(tmp_path / "t"), "r", 0)
+        opened(tmp_path, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.pipeline.test_typed_landing import Topic, nullable
 from tests.support.readers import delta_readers, iceberg_readers
 from tests.support.upsert import merge
 
-from chronik.pipeline.catalog import open_catalog
+from chronik.pipeline.catalog import NAMESPACE, open_catalog
 from chronik.pipeline.land.delta import BatchLander, LandedBatch, LandingTable
 from chronik.pipeline.land.iceberg import IcebergTable, can_promote
 from chronik.pipeline.land.landed_offsets import LandedOffsets
@@ -29,18 +29,24 @@ _names = count()
 
 
 class IcebergTopic(Topic):
+    options: Mapping[str, str] = {}
+    """Settings of the catalog. Empty: a file in the folder."""
+
     def start(self) -> None:
-        catalog = open_catalog(str(self.folder), {})
+        catalog = open_catalog(str(self.folder), self.options)
+        namespace = self.options.get("namespace", NAMESPACE)
+        dead_uri = str(self.folder / "t_dead_letters")
         self.rows = IcebergTable.open(  # type: ignore[assignment]
-            catalog, str(self.folder / "t"), table_schema(None), "t", "id-1", may_have_more=True
+            catalog, str(self.folder / "t"), table_schema(None), "t", "id-1", namespace=namespace, may_have_more=True
         )
-        dead = IcebergTable.open(catalog, str(self.folder / "t_dead_letters"), dead_letter_schema(), "t", "id-1")
+        dead = IcebergTable.open(catalog, dead_uri, dead_letter_schema(), "t", "id-1", namespace=namespace)
         self._lander = BatchLander(self.rows, dead)
         self._topic = TopicSchemas("t", self._formats, self._policy, self._lookup)
         self._topic.can_promote = can_promote
 
     def arrow(self, name: str = "t") -> Any:
-        return open_catalog(str(self.folder), {}).load_table(("chronik", name)).scan().to_arrow()
+        namespace = self.options.get("namespace", NAMESPACE)
+        return open_catalog(str(self.folder), self.options).load_table((namespace, name)).scan().to_arrow()
 
     def engines(self) -> Iterator[tuple[str, Any]]:
         return iceberg_readers(self.folder, "t")

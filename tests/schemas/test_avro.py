@@ -65,7 +65,7 @@ def test_a_primitive_may_be_a_bare_word() -> None:
 )
 def test_an_invalid_schema_is_refused(schema: Any) -> None:
     with pytest.raises(InvalidSchema):
-        avro(schema)
+        avro(schema).check_new()
 
 
 def test_a_reference_defines_the_type_that_a_field_uses() -> None:

@@ -361,3 +361,82 @@ def test_a_chain_of_references_is_resolved_up_to_the_limit() -> None:
 
     assert registry.run("check", "new", body=chained(REFERENCES_MAX - 1)) == {"is_compatible": True}
     registry.fails(Code.INVALID_SCHEMA, "check", "new", body=chained(REFERENCES_MAX))
+
+
+OLD = {
+    "type": "record",
+    "name": "old-team.Order",
+    "fields": [
+        {"name": "line-no", "type": "int", "default": "zero"},
+        {"name": "note", "type": ["null", "string"], "default": 7},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["in-work", "done"]}},
+    ],
+}
+"""What older libraries accepted: names with dashes, and defaults of another type."""
+
+
+def taken_over(*schemas: Any) -> Registry:
+    """Return a registry with the log of another one, in which the subject `s` has these versions."""
+    registry = Registry()
+    for number, schema in enumerate(schemas, 1):
+        key = {"keytype": "SCHEMA", "subject": "s", "version": number, "magic": 1}
+        value = {"subject": "s", "version": number, "id": 40 + number, "schema": json.dumps(schema), "deleted": False}
+        registry.state.apply(json.dumps(key).encode(), json.dumps(value).encode())
+    return registry
+
+
+def test_clients_of_a_registry_that_was_taken_over_find_their_old_schemas() -> None:
+    by_rest = Registry()
+    by_rest.run("set_mode", "s", body={"mode": "IMPORT"})
+    assert by_rest.register("s", OLD, id=41) == 41
+    by_rest.run("set_mode", "s", body={"mode": "READWRITE"})
+    body = {"schema": json.dumps(OLD)}
+    for registry in (taken_over(OLD), by_rest):
+        assert registry.run("lookup", "s", body=body)["id"] == registry.run("register", "s", body=body)["id"] == 41
+        assert registry.fails(Code.INVALID_SCHEMA, "register", "t", body=body).endswith("valid Avro name")
+        assert registry.fails(Code.INVALID_SCHEMA, "check", "s", body=body).endswith("valid Avro name")
+
+
+def test_new_versions_are_compared_with_old_ones_whose_names_and_defaults_are_invalid() -> None:
+    fields = [{"name": "id", "type": "int", "default": "zero"}]
+    registry = taken_over({"type": "record", "name": "R", "fields": fields})
+    good = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
+    bad = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "string"}]}
+    assert registry.run("check", "s", body={"schema": json.dumps(good)}) == {"is_compatible": True}
+    registry.fails(Code.INCOMPATIBLE, "register", "s", body={"schema": json.dumps(bad)})
+    assert registry.register("s", good) == 42
+
+
+def test_a_schema_that_is_registered_already_has_its_id_in_every_mode() -> None:
+    """Producers that register at their start keep running while a registry is moved to another one."""
+    registry = Registry()
+    number = registry.register("s", "string")
+    for mode in ("READONLY", "IMPORT"):
+        registry.run("set_mode", "s", body={"mode": mode}, force=True)
+        assert registry.register("s", "string") == number
+        registry.fails(Code.NOT_PERMITTED, "register", "s", body={"schema": '"int"'})
+
+
+def test_a_schema_with_all_types_in_it_is_that_of_a_version_with_references() -> None:
+    """Generated classes of Java have one schema with all types, which the registry has as several."""
+    registry = Registry()
+    city = {"type": "record", "name": "City", "namespace": "geo", "fields": [{"name": "name", "type": "string"}]}
+    registry.register("city", city)
+    fields = [{"name": "home", "type": "geo.City"}, {"name": "work", "type": ["null", "geo.City"], "default": None}]
+    person = {"type": "record", "name": "Person", "namespace": "shop", "fields": fields}
+    reference = {"name": "geo.City", "subject": "city", "version": 1}
+    number = registry.register("person", person, references=[reference])
+    inlined = {**person, "fields": [{"name": "home", "type": city}, fields[1]]}
+    assert registry.register("person", inlined) == number
+    assert registry.run("lookup", "person", body={"schema": json.dumps(inlined)})["references"] == [reference]
+    other = {**inlined, "fields": [{"name": "home", "type": {**city, "fields": []}}, fields[1]]}
+    registry.fails(Code.SCHEMA_NOT_FOUND, "lookup", "person", body={"schema": json.dumps(other)})
+
+
+def test_a_schema_is_found_although_another_registry_stored_its_attributes_in_another_order() -> None:
+    stored = {"fields": [{"type": "int", "name": "id"}], "type": "record", "name": "R", "namespace": "n"}
+    registry = taken_over(stored)
+    body = {"schema": '{"type":"record","name":"R","namespace":"n","fields":[{"name":"id","type":"int"}]}'}
+    assert registry.run("register", "s", body=body)["id"] == 41
+    assert registry.run("lookup", "s", body=body)["version"] == 1
+    assert [each.version for each in registry.state.versions("s")] == [1]

@@ -43,6 +43,7 @@ def trees(kind: str) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets that earlier tests left to the garbage collector
 @pytest.mark.filterwarnings("error")
 @settings(max_examples=300, deadline=None)
 @given(st.data())

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.run_chronik import Outcome
 from tests.support import topics
 from tests.support.node import Node
+from tests.support.rest_catalog import rest_catalog
 
 from chronik.pipeline.catalog import open_catalog
 
@@ -50,3 +51,21 @@ def test_options_that_contradict_iceberg_are_refused(
 ) -> None:
     outcome = command_without_spark("pipeline", "land", "t", "--to", str(tmp_path), *given)
     assert outcome.code == 2 and said in outcome.err, outcome
+
+
+def test_a_topic_lands_in_a_rest_catalog_and_is_audited(
+    command: Callable[..., Outcome], shared_node: Node, tmp_path: Path
+) -> None:
+    at, name, to = shared_node.bootstrap, "land-rest", str(tmp_path / "tables")
+    topics.create(at, name)
+    topics.append(at, name, 0, topics.numbered(20))
+    with rest_catalog(tmp_path) as server:
+        settings = [part for key, value in server.options.items() for part in ("--catalog", f"{key}={value}")]
+        land = ("pipeline", "land", name, "--to", to, "--once", "--table-format", "iceberg", "-b", at, *settings)
+        for options in ((), ("--checkpoint", str(tmp_path / "lost"))):
+            outcome = command(*land, *options)
+            assert outcome.code == 0, outcome
+        result = command("pipeline", "audit", name, "--table", to, "--json", "-b", at, *settings).json()
+        assert (result["verdict"], result["landed"], result["duplicates"]) == ("complete", 20, 0)
+        refused = command(*land, "--catalog", "token=wrong")
+        assert refused.code == 2 and "cannot open the catalog" in refused.err

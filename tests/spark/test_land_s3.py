@@ -1,4 +1,4 @@
-"""A landing in an object store by real Spark: a driver is killed, the checkpoint is lost, and the audit is complete."""
+"""Landings in an object store by real Spark: a driver is killed, checkpoints are lost, and the audit is complete."""
 
 from __future__ import annotations
 
@@ -76,10 +76,16 @@ def test_a_killed_driver_and_a_lost_checkpoint_leave_each_record_once_in_s3(
     assert 0 < landed < PARTITIONS * RECORDS
     again = [*land, "--checkpoint", str(tmp_path / "second")]
     audit = ["audit", name, "--table", to, "--ledger", str(tmp_path / "acked.jsonl"), "--json", *spark]
-    program = [sys.executable, "-c", IN_ONE_SESSION, json.dumps([again, audit])]
+    state = ["land", name, "--to", f"{to}/state", "--once", "--mode", "upsert", *spark]
+    upserts = [[*state, "--checkpoint", str(tmp_path / folder)] for folder in ("state", "lost")]
+    program = [sys.executable, "-c", IN_ONE_SESSION, json.dumps([again, *upserts, audit])]
     done = subprocess.run(program, capture_output=True, text=True, timeout=RUN_S_MAX)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     counts = result["verdict"], result["acked"], result["readable"], result["landed"]
     assert counts == ("complete", *[PARTITIONS * RECORDS] * 3)
     assert (result["gaps"], result["duplicates"], result["mismatches"]) == (0, 0, 0)
+    # Each key is in both partitions with one timestamp, so the higher partition has its state.
+    rows = DeltaTable(f"{to}/state/{name}").to_pyarrow_table(columns=["key", "partition", "offset"]).to_pylist()
+    assert sorted((row["partition"], row["offset"]) for row in rows) == [(1, offset) for offset in range(RECORDS)]
+    assert {row["key"] for row in rows} == {b"k%d" % number for number in range(RECORDS)}

@@ -170,7 +170,7 @@ def test_a_service_survives_what_happens_in_months(own_node: Node, tmp_path: Pat
     second = subprocess.run([str(CHRONIK), "pipeline", "run", str(tmp_path / "shop.toml")], capture_output=True)
     assert second.returncode == 2 and b"uses the checkpoint" in second.stderr.splitlines()[-1], second.stderr
 
-    # A row that somebody removes is an alert.
+    # What a killed service has landed is audited by the next one (alerts: test_service_audits.py).
     topics.append(at, "orders", 0, numbered(5, 10))
     os.kill(service.process.pid, signal.SIGKILL)
     service.process.wait()

@@ -207,10 +207,12 @@ async def test_a_reference_to_a_hidden_subject_is_answered_like_one_to_a_missing
     ):
         for version in (1, -1):
             missing = await call(port, "bob", "POST", path, referring("absent-value", version))
+            is_verbose = path.endswith("verbose=true")
+            assert missing.json.get("error_code") == (None if is_verbose else 42201)
             for subject in (":.:secret-value", *HIDDEN):
                 hidden = await call(port, "bob", "POST", path, referring(subject, version))
-                assert (hidden.status, hidden.json["error_code"]) == (missing.status, 42201), (path, subject)
-                assert hidden.json["message"] == missing.json["message"].replace("absent-value", subject)
+                assert hidden.status == missing.status == (200 if is_verbose else 422), (path, subject)
+                assert hidden.body == missing.body.replace(b"absent-value", subject.encode())
     through = await call(port, "bob", "POST", "/subjects/orders-value/versions", referring("open-value"))
     assert (through.status, through.json["error_code"]) == (422, 42201)
     grant(node, Operation.DESCRIBE, "secret")
@@ -234,7 +236,7 @@ async def test_stored_references_to_hidden_subjects_are_not_resolved(node: Secur
         ("GET", f"/schemas/ids/{shown['id']}?format=resolved", b""),
         ("GET", f"/schemas/ids/{shown['id']}/schema?format=resolved", b""),
         ("POST", "/subjects/open-value?format=resolved", referring("secret-value")),
-        ("POST", "/compatibility/subjects/open-value/versions?verbose=true", compatible),
+        ("POST", "/compatibility/subjects/open-value/versions", compatible),
         ("POST", "/subjects/mixed-value/versions", json.dumps({"schema": '"int"'}).encode()),
     )
     for method, path, body in requests:

@@ -31,7 +31,9 @@ from chronik.cli.options import (
 )
 from chronik.cli.output import note, print_json, print_table, table_of, write_report
 from chronik.cli.pipeline_spark import (
+    CATALOG_EXAMPLE,
     CONF_EXAMPLE,
+    Catalog,
     Conf,
     Master,
     Report,
@@ -73,11 +75,6 @@ KeepFiles = Annotated[
     int | None,
     typer.Option("--vacuum-after", min=1, metavar="HOURS", help="Keep replaced files this long; default a week."),
 ]
-Catalog = Annotated[
-    list[str] | None,
-    typer.Option("--catalog", metavar="K=V", help="A setting of pyiceberg's catalog; repeatable. Default: a file."),
-]
-CATALOG_EXAMPLE = "uri=http://127.0.0.1:8181"
 KeepLog = Annotated[
     int | None,
     typer.Option("--log-retention", min=1, metavar="DAYS", help="Keep the table's log this long; default 30 days."),
@@ -335,7 +332,12 @@ def check_landing(
     read_schema(settings.options.schema)
     if given.deleted is not None:
         DeletedList(given.deleted).current()
-    LandingTable.check(settings.table(topic), topic, topic_id)
+    if settings.options.is_iceberg:
+        from chronik.pipeline.land.iceberg import IcebergTable
+
+        IcebergTable.check(settings.table(topic), settings.options.catalog, topic, topic_id)
+    else:
+        LandingTable.check(settings.table(topic), topic, topic_id)
     for folder in (settings.to, settings.checkpoint):
         fault = _folder_fault(folder)
         if fault is not None:

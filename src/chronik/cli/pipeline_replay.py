@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_configs
 from chronik.cli.output import print_json
-from chronik.cli.pipeline_spark import one_line_errors, spark_for
+from chronik.cli.pipeline_spark import CATALOG_EXAMPLE, Catalog, one_line_errors, spark_for
 from chronik.cli.registry import RegistryUrl, registry_client
-from chronik.pipeline.land.options import FORMATS, ON_CHANGE, REGISTRY_FORMATS, TableOptions
+from chronik.pipeline.land.options import FORMATS, ON_CHANGE, REGISTRY_FORMATS, TABLE_FORMATS, TableOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -36,6 +36,10 @@ def replay(
     deleted: Annotated[
         str | None, typer.Option("--deleted", metavar="FILE|TABLE", help="Keys whose records must not land.")
     ] = None,
+    table_format: Annotated[
+        str, typer.Option("--table-format", metavar="|".join(TABLE_FORMATS), help="What the table is.")
+    ] = "delta",
+    catalog: Catalog = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
@@ -44,25 +48,34 @@ def replay(
         from chronik.cli.pipeline import absolute, read_schema
         from chronik.pipeline.deleted import DeletedList
         from chronik.pipeline.errors import PipelineError
-        from chronik.pipeline.land.replay import Replay, topic_of
+        from chronik.pipeline.land.replay import Replay, ReplayedTable, topic_of
         from chronik.pipeline.typed.topic_schemas import TopicSchemas
 
-        options = TableOptions(schema=schema, format=value_format, key_format=key_format, on_change=on_change)
+        options = TableOptions(
+            schema=schema,
+            format=value_format,
+            key_format=key_format,
+            on_change=on_change,
+            table_format=table_format,
+            catalog=parse_configs("--catalog", catalog, CATALOG_EXAMPLE),
+        )
         if not options.has_dead_letters:
             raise PipelineError("a replay needs to know how records are decoded: pass the --schema or --format of land")
-        uri = absolute(table)
-        topic, _ = topic_of(uri)
+        text, uri = read_schema(schema), absolute(table)
+        topic_of(uri, options)  # a wrong table fails before Spark starts
+        fields = _fields(text, schema or "")
+        opened = ReplayedTable.open(uri, options, fields)
         schemas = None
         if options.registry_formats:
             client = registry_client(registry, bootstrap)
-            schemas = TopicSchemas(topic, options.registry_formats, on_change, client.schema)
-        fields = _fields(read_schema(schema), schema or "")
+            schemas = TopicSchemas(opened.topic, options.registry_formats, on_change, client.schema)
+            schemas.can_promote = opened.can_promote
         keys = None if deleted is None else DeletedList(absolute(deleted)).current()
-        done = Replay(uri, uuid.uuid4().hex, time.time_ns() // 1_000_000, fields, schemas, keys).run()
+        done = Replay(opened, uuid.uuid4().hex, time.time_ns() // 1_000_000, fields, schemas, keys).run()
     if as_json:
         print_json(done.to_json())
         return
-    print(f"{done.replayed:,} dead letters of {topic} landed in {uri}")
+    print(f"{done.replayed:,} dead letters of {opened.topic} landed in {uri}")
     for number, what in ((done.landed_before, "had landed before"), (done.deleted, "are deleted on purpose")):
         if number:
             print(f"{number:,} {what}")

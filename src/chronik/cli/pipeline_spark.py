@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONF_EXAMPLE = "spark.executor.memory=2g"
+CATALOG_EXAMPLE = "uri=http://127.0.0.1:8181"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 CONNECTOR_NEWEST = "4.2.0"
 """The newest version when this was written (4.3.0 was unpublished). A test checks that it works with Spark 4.3."""
@@ -47,6 +48,10 @@ Master = Annotated[
 ]
 Report = Annotated[str | None, typer.Option("--report", metavar="FILE.html", help="Write a report with charts.")]
 Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A Spark setting; repeatable.")]
+Catalog = Annotated[
+    list[str] | None,
+    typer.Option("--catalog", metavar="K=V", help="A setting of pyiceberg's catalog; repeatable. Default: a file."),
+]
 
 
 @contextmanager

@@ -46,6 +46,21 @@ def open_catalog(folder: str, options: Mapping[str, str]) -> Any:
     return guarded(lambda: load_catalog(CATALOG, **{**store, **given}), "cannot open the catalog")
 
 
+def find_table(uri: str, options: Mapping[str, str]) -> Any:
+    """Return pyiceberg's table at DIR/NAME, or None if the catalog has none. Creates no catalog.
+
+    Raises PipelineError.
+    """
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    folder, full_name = folder or ".", (options.get("namespace", NAMESPACE), name)
+    is_file = options.keys() <= {"namespace"} and not is_remote(folder)
+    if is_file and not os.path.exists(f"{folder}/{CATALOG_FILE}"):
+        return None
+    catalog = open_catalog(folder, options)
+    where = f"cannot read the table {'.'.join(full_name)}"
+    return guarded(lambda: catalog.load_table(full_name) if catalog.table_exists(full_name) else None, where)
+
+
 def guarded(call: Callable[[], Any], what: str) -> Any:
     """Call pyiceberg, and report its errors and those of its catalogs as one line.
 

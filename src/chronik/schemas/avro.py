@@ -2,6 +2,9 @@
 
 The canonical text is that of Java's library, which other registries store: known attributes in a fixed order, other
 properties after them in their own order, a name without its namespace where that is inherited.
+
+Names and defaults are checked in new schemas only, as in Confluent's registry: older libraries did not check them, so
+registries that are taken over have schemas whose names and defaults are invalid.
 """
 
 from __future__ import annotations
@@ -43,10 +46,15 @@ class AvroSchema:
     def __init__(self, text: str, references: Mapping[str, str]) -> None:
         self._references = [_load(each) for each in references.values()]
         self._tree = _load(text)
-        known: set[str] = set()
-        for tree in self._references:
-            _Checker(known).check(tree, "", 0)
-        _Checker(known).check(self._tree, "", 0)
+        self._check(is_new=False)
+
+    def _check(self, *, is_new: bool) -> None:
+        checker = _Checker(is_new)
+        for tree in (*self._references, self._tree):
+            checker.check(tree, "", 0)
+
+    def check_new(self) -> None:
+        self._check(is_new=True)
 
     def canonical(self) -> str:
         return json.dumps(_rendered(self._tree, "", is_normal=False), ensure_ascii=False, separators=(",", ":"))
@@ -64,6 +72,10 @@ class AvroSchema:
             _collect(tree, "", types)
         return json.dumps(_inlined(self._tree, "", types, set()))
 
+    def inlined(self) -> str:
+        """Return the canonical text of a schema without references that has the same types."""
+        return AvroSchema(self.resolved(), {}).canonical()
+
     def problems_reading(self, writer: AvroSchema) -> list[str]:
         """Return why this schema cannot read what `writer` wrote; empty if it can."""
         from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
@@ -77,7 +89,8 @@ class AvroSchema:
             )
         checker: Any = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
         try:
-            result = checker.get_compatibility(*(parse(json.dumps(tree), validate_names=False) for tree in trees))
+            lenient = {"validate_names": False, "validate_enum_symbols": False}
+            result = checker.get_compatibility(*(parse(json.dumps(tree), **lenient) for tree in trees))
         except (AvroException, RecursionError, TypeError, ValueError) as error:
             raise InvalidSchema(f"the Avro schema is invalid: {error}") from None
         if result.compatibility is SchemaCompatibilityType.compatible:
@@ -111,7 +124,7 @@ def _without_logical_type(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _load(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except ValueError:
         # A bare name of a primitive type is accepted, as in Java's parser.
         if text.strip() in PRIMITIVES:
@@ -119,6 +132,10 @@ def _load(text: str) -> Any:
         raise InvalidSchema(f"the Avro schema is not JSON: {text[:100]}") from None
     except RecursionError:
         raise InvalidSchema("the Avro schema is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _full_name(tree: Mapping[str, Any], namespace: str) -> tuple[str, str]:
@@ -134,10 +151,11 @@ def _full_name(tree: Mapping[str, Any], namespace: str) -> tuple[str, str]:
 
 
 class _Checker:
-    """Checks a tree, and adds the names of its types to `known`."""
+    """Checks trees, of which each may use the types of those before it. `is_new`: names and defaults, too."""
 
-    def __init__(self, known: set[str]) -> None:
-        self._known = known
+    def __init__(self, is_new: bool) -> None:
+        self._known: set[str] = set()
+        self._is_new = is_new
 
     def check(self, tree: Any, namespace: str, depth: int) -> None:
         if depth > DEPTH_MAX:
@@ -181,14 +199,14 @@ class _Checker:
 
     def _check_named(self, tree: dict[str, Any], kind: str, namespace: str, depth: int) -> None:
         name, space = _full_name(tree, namespace)
-        if not all(_NAME.fullmatch(part) for part in name.split(".")):
+        if self._is_new and not all(_NAME.fullmatch(part) for part in name.split(".")):
             raise InvalidSchema(f"{name} is not a valid Avro name")
         if name in self._known:
             raise InvalidSchema(f"the Avro type {name} is defined twice")
         self._known.add(name)
         _check_aliases(tree, name)
         if kind == "enum":
-            _check_symbols(tree, name)
+            _check_symbols(tree, name, self._is_new)
         elif kind == "fixed":
             size = tree.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
@@ -203,7 +221,7 @@ class _Checker:
         names: set[str] = set()
         for field in fields:
             name = field.get("name") if isinstance(field, dict) else None
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
+            if not isinstance(name, str) or not name or (self._is_new and not _NAME.fullmatch(name)):
                 raise InvalidSchema(f"a field of the Avro record {record} has no valid name: {name}")
             if name in names:
                 raise InvalidSchema(f"the Avro record {record} has the field {name} twice")
@@ -212,7 +230,7 @@ class _Checker:
             names.add(name)
             _check_aliases(field, f"{record}.{name}")
             self.check(field["type"], namespace, depth + 1)
-            if "default" in field and not _fits(field["default"], field["type"]):
+            if self._is_new and "default" in field and not _fits(field["default"], field["type"]):
                 shown = json.dumps(field["default"])[:100]
                 raise InvalidSchema(f"the default {shown} of the field {name} of {record} does not have its type")
 
@@ -223,9 +241,11 @@ def _check_aliases(tree: dict[str, Any], name: str) -> None:
         raise InvalidSchema(f"the aliases of {name} are not a list of names")
 
 
-def _check_symbols(tree: dict[str, Any], name: str) -> None:
+def _check_symbols(tree: dict[str, Any], name: str, is_new: bool) -> None:
     symbols = tree.get("symbols")
-    if not isinstance(symbols, list) or not all(isinstance(each, str) and _NAME.fullmatch(each) for each in symbols):
+    if not isinstance(symbols, list) or not all(isinstance(each, str) for each in symbols):
+        raise InvalidSchema(f"the Avro enum {name} has no symbols")
+    if is_new and not all(_NAME.fullmatch(each) for each in symbols):
         raise InvalidSchema(f"the Avro enum {name} has no valid symbols")
     if len(set(symbols)) != len(symbols):
         raise InvalidSchema(f"the Avro enum {name} has a symbol twice")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from chronik.schemas.errors import (
@@ -38,8 +39,8 @@ SUBJECT_CHARACTERS_MAX = 1_000
 SCHEMA_BYTES_MAX = 900_000
 """Below the default of max.message.bytes: a schema is one record."""
 REFERENCES_MAX = 1_000
-NORMALIZED_MAX = 20
-"""Versions, the latest ones, whose normal form a lookup compares."""
+COMPARED_MAX = 20
+"""Versions, the latest ones, which a lookup parses to compare them."""
 ID_MAX = (1 << 31) - 1
 IMPORTED_ID_MAX = ID_MAX - 1_000_000
 """A higher id cannot be imported: new schemas get ids above all others, and must have some left."""
@@ -87,11 +88,13 @@ def register(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
         raise Refused(Code.INVALID_SUBJECT, "The specified subject '' is not a valid subject.")
     body = arguments["body"]
     given_id, given_version = _number(body, "id", -1), _number(body, "version", 0)
-    _check_register_mode(state, subject, given_id)
     new, parsed = _new_version(state, subject, arguments, _normalizes(state, subject, arguments))
-    existing = _same_version(state, new)
+    existing = _same_version(state, new, _visible(arguments))
     if existing is not None and given_version in (0, existing.version) and given_id in (-1, existing.id):
-        return Outcome(_registered(existing))
+        return Outcome(_registered(existing))  # in every mode, so that clients can start while a registry is moved
+    _check_register_mode(state, subject, given_id)
+    if given_id < 0:
+        parsed.check_new()
     all_versions = state.versions(subject, deleted=True)
     next_number = all_versions[-1].version + 1 if all_versions else 1
     is_import = state.mode(subject) in ("IMPORT", "FORWARD")
@@ -157,7 +160,7 @@ def lookup(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
         raise subject_not_found(subject)
     is_normal = _normalizes(state, subject, arguments)
     new, _ = _new_version(state, subject, arguments, is_normal)
-    found = _same_version(state, new, deleted=is_deleted)
+    found = _same_version(state, new, _visible(arguments), deleted=is_deleted)
     if found is None and is_normal:
         found = _same_normal_version(state, new, _visible(arguments), deleted=is_deleted)
     if found is None:
@@ -171,6 +174,7 @@ def lookup(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
 def check(state: State, subject: str, arguments: dict[str, Any]) -> Outcome:
     """Test a schema against one version, or against those that the compatibility level names."""
     _, parsed = _new_version(state, subject, arguments, _normalizes(state, subject, arguments))
+    parsed.check_new()
     number = arguments.get("version")
     if number is None:
         previous = state.versions(subject)
@@ -265,18 +269,35 @@ def resolve(state: State, subject: str, references: tuple[Reference, ...], visib
     return found
 
 
-def _same_version(state: State, new: Version, *, deleted: bool = False) -> Version | None:
+def _same_version(state: State, new: Version, visible: Visible, *, deleted: bool = False) -> Version | None:
     fingerprint = new.fingerprint
-    for version in reversed(state.versions(new.subject, deleted=deleted)):
+    versions = state.versions(new.subject, deleted=deleted)
+    for version in reversed(versions):
         # A registration without metadata or rules matches a version that has them.
         if fingerprint in (version.fingerprint, version._replace(more="").fingerprint if not new.more else ""):
             return version
+    return _equivalent_version(state, new, versions, visible) if new.kind == "AVRO" else None
+
+
+def _equivalent_version(state: State, new: Version, versions: list[Version], visible: Visible) -> Version | None:
+    """Return a version of Avro with the same canonical text, whatever text is stored.
+
+    Other registries store attributes in another order. And generated classes have one schema with all types, which the
+    registry may have as several that refer to each other.
+    """
+    for version in reversed(versions[-COMPARED_MAX:]):
+        if version.kind == new.kind and new.more in ("", version.more):
+            with suppress(InvalidSchema):  # it has a reference that the client may not see
+                parsed: Any = parsed_version(state, version, visible)
+                same = parsed.canonical() if new.references == version.references else None
+                if new.text == (same if new.references or not version.references else parsed.inlined()):
+                    return version
     return None
 
 
 def _same_normal_version(state: State, new: Version, visible: Visible, *, deleted: bool) -> Version | None:
     """Return a version that was registered without normalization, and has this normal form."""
-    for version in reversed(state.versions(new.subject, deleted=deleted)[-NORMALIZED_MAX:]):
+    for version in reversed(state.versions(new.subject, deleted=deleted)[-COMPARED_MAX:]):
         if version.kind == new.kind and parsed_version(state, version, visible).normalized() == new.text:
             return version
     return None
@@ -387,7 +408,9 @@ def set_config(state: State, subject: str, arguments: dict[str, Any]) -> Outcome
     body = dict(arguments["body"])
     level = body.pop("compatibility", body.pop("compatibilityLevel", None))
     if (level is None and not body) or (level is not None and str(level).upper() not in LEVELS):
-        raise Refused(Code.INVALID_COMPATIBILITY, f"Invalid compatibility level. Valid values are {', '.join(LEVELS)}")
+        *others, last = [each.lower() for each in LEVELS]
+        message = f"Invalid compatibility level. Valid values are {', '.join(others)}, and {last}"
+        raise Refused(Code.INVALID_COMPATIBILITY, message)
     _check_writable(state, subject)
     value = {**state.configs.get(subject, {}), **body}
     value.pop("subject", None)

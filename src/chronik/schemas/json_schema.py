@@ -56,6 +56,9 @@ class JsonSchema:
         for pointer in _refs(self.root, 0):
             self.resolve(pointer, self.root)
 
+    def check_new(self) -> None:
+        pass
+
     def canonical(self) -> str:
         return json.dumps(self.root, separators=(",", ":"), ensure_ascii=False)
 

@@ -17,6 +17,9 @@ class Parsed(Protocol):
     @property
     def kind(self) -> str: ...
 
+    def check_new(self) -> None:
+        """Raise InvalidSchema if the text breaks a rule that only schemas which are registered now must keep."""
+
     def canonical(self) -> str: ...
 
     def normalized(self) -> str: ...

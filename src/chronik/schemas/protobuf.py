@@ -61,6 +61,9 @@ class ProtobufSchema:
             for path, declared in _declared(file.messages, file.enums, prefix):
                 self._types[path] = _Declared(declared, name, file.package)
 
+    def check_new(self) -> None:
+        pass
+
     def canonical(self) -> str:
         return canonical_text(self._file)
 

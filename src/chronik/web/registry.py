@@ -138,8 +138,7 @@ class _Call:
                 return await self._submit("register", subject, body=await self._body())
             case "POST", ["compatibility", "subjects", subject, "versions", *rest] if len(rest) <= 1:
                 self._require(Operation.DESCRIBE, subject)
-                number = _version(rest[0]) if rest else None
-                return await self._decide("check", subject, body=await self._body(), version=number)
+                return await self._check(subject, _version(rest[0]) if rest else None)
             case "DELETE", ["subjects", subject]:
                 self._require(Operation.DELETE, subject)
                 return await self._submit("delete_subject", subject)
@@ -166,6 +165,15 @@ class _Call:
     async def _submit(self, name: str, subject: str, **arguments: Any) -> Any:
         answer = await self._run(self._registry.submit, name, subject, arguments)
         return {"id": answer["id"]} if name == "register" and "schema" in answer else answer
+
+    async def _check(self, subject: str, number: int | None) -> Any:
+        """Test a schema. A client that wants reasons gets those of an invalid schema in the same place."""
+        try:
+            return await self._decide("check", subject, body=await self._body(), version=number)
+        except Refused as refused:
+            if refused.code != Code.INVALID_SCHEMA or not self._flag("verbose"):
+                raise
+            return {"is_compatible": False, "messages": [refused.message]}
 
     async def _decide(self, name: str, subject: str, **arguments: Any) -> Any:
         """Answer a command that changes nothing from this node's own state; parsing runs in a thread."""

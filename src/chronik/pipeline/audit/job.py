@@ -44,7 +44,7 @@ from chronik.pipeline.audit.cluster import (
 from chronik.pipeline.audit.files import TOMBSTONE, FileRange, JsonLines, file_ranges, read_lines, snapshot
 from chronik.pipeline.audit.log import FETCH, HEADERS, RECORDS, LogRange, read_log
 from chronik.pipeline.audit.result import AuditResult, summarise
-from chronik.pipeline.audit.rows import KEYED_SCHEMA, ROW_SCHEMA, rows_of, rows_table
+from chronik.pipeline.audit.rows import KEYED_SCHEMA, PACKED_SCHEMA, ROW_SCHEMA, packed, rows_of, rows_table
 from chronik.pipeline.audit.table import LandedFiles, TableRange, find_tables, read_table, table_ranges
 from chronik.pipeline.deleted import DeletedKeys, DeletedList
 from chronik.pipeline.errors import PipelineError, task_errors
@@ -208,7 +208,10 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     parallel = spark.sparkContext.defaultParallelism
-    rows = _latest_per_key(spark, plan, parallel) if plan.is_compacted else _rows(spark, _tasks(spark, plan, parallel))
+    if plan.is_compacted:
+        rows = _latest_per_key(spark, plan, parallel)
+    else:
+        rows = _rows(spark, _tasks(spark, plan, parallel), PACKED_SCHEMA)
     blocks = sum((bound.end - bound.first >> plan.block_bits) + 1 for bound in plan.bounds.values())
     width = max(1, min(blocks, max(2 * parallel, -(-blocks // BLOCKS_PER_TASK))))
     grouped = rows.repartition(width, "partition", "block").groupBy("partition", "block")
@@ -270,11 +273,13 @@ def _rows(spark: SparkSession, tasks: Sequence[Task], schema: Any = ROW_SCHEMA) 
     """Read the rows of all tasks, with one Spark task for each."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    is_packed = schema is PACKED_SCHEMA
+
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 with task_errors(f"reading {_subject(tasks[number])}"):
-                    yield from _read(tasks[number])
+                    yield from map(packed, _read(tasks[number])) if is_packed else _read(tasks[number])
 
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, from_arrow_schema(schema))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ ROW_SCHEMA = pa.schema(
     {"partition": pa.int32(), "block": pa.int64(), "side": pa.int8(), **_NUMBERS, "flags": pa.int8()}
 )
 KEYED_SCHEMA = ROW_SCHEMA.append(pa.field("key", pa.binary()))
+PACKED_SCHEMA = pa.schema({"partition": pa.int32(), "block": pa.int64(), "rows": pa.binary()})
+"""All rows of a batch that are in one block as one row: Spark would shuffle and sort millions of small ones."""
 
 Array = Any
 
@@ -94,5 +97,23 @@ def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array,
     )
 
 
+def packed(batch: Any) -> Any:
+    """Convert a batch of ROW_SCHEMA to PACKED_SCHEMA."""
+    if not batch.num_rows:
+        return pa.RecordBatch.from_pylist([], PACKED_SCHEMA)
+    partition, block = (batch.column(name).to_numpy() for name in ("partition", "block"))
+    rows = np.stack([batch.column(name).to_numpy().astype(np.int64) for name in Rows._fields])
+    order = np.lexsort((block, partition))
+    partition, block, rows = partition[order], block[order], rows[:, order]
+    begins = [0, *(np.flatnonzero((np.diff(partition) != 0) | (np.diff(block) != 0)) + 1).tolist()]
+    parts = [rows[:, begin:end].tobytes() for begin, end in pairwise([*begins, len(order)])]
+    columns = [pa.array(partition[begins]), pa.array(block[begins]), pa.array(parts, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, schema=PACKED_SCHEMA)
+
+
 def rows_of(table: Any) -> Rows:
-    return Rows(*(table.column(name).to_numpy() for name in Rows._fields))
+    """Return the rows of one block, of ROW_SCHEMA or PACKED_SCHEMA."""
+    if "rows" not in table.column_names:
+        return Rows(*(table.column(name).to_numpy() for name in Rows._fields))
+    parts = [np.frombuffer(part.as_buffer(), np.int64).reshape(len(Rows._fields), -1) for part in table.column("rows")]
+    return Rows(*np.concatenate(parts, axis=1))

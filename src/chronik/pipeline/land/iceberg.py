@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from chronik.pipeline.catalog import NAMESPACE, guarded
+from chronik.pipeline.catalog import NAMESPACE, find_table, guarded
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.delta import TOPIC, TOPIC_ID, Conflict
 from chronik.pipeline.land.landed_offsets import LandedOffsets, widened
@@ -78,7 +78,7 @@ class IcebergTable:
         may_have_more: bool = False,
     ) -> IcebergTable:
         """Open the table, or create it. Raises PipelineError if the existing table cannot hold this topic."""
-        from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+        from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 
         location = uri if is_remote(uri) else os.path.abspath(uri)
         name = (namespace, location.rstrip("/").rpartition("/")[2])
@@ -91,12 +91,21 @@ class IcebergTable:
                 catalog.create_namespace_if_not_exists(namespace)
                 try:
                     return _create(catalog, name, fields, location, {TOPIC: topic, TOPIC_ID: topic_id})
-                except TableAlreadyExistsError:
+                except (TableAlreadyExistsError, CommitFailedException):  # another landing was faster
                     return catalog.load_table(name)
 
         table = guarded(opened, f"cannot open or create the table {uri}")
         _check(uri, table, fields, topic, topic_id, location, may_have_more)
         return cls(location, table)
+
+    @staticmethod
+    def check(uri: str, options: Mapping[str, str], topic: str, topic_id: str) -> None:
+        """Raise PipelineError if the catalog cannot be used, or has a table that cannot hold this topic."""
+        table = find_table(uri, options)
+        if table is not None:
+            fields = pa.schema([column for column in RECORD_SCHEMA if column.name != DATE])
+            location = uri if is_remote(uri) else os.path.abspath(uri)
+            _check(uri, table, fields, topic, topic_id, location, may_have_more=True)
 
     @property
     def version(self) -> int:

@@ -27,7 +27,8 @@ from typing import Any
 import pyarrow.dataset as pads
 import pyarrow.fs as fs
 
-from chronik.pipeline.catalog import NAMESPACE, guarded, open_catalog
+from chronik.pipeline.catalog import find_table, guarded
+from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.delta import Conflict
 from chronik.pipeline.land.hidden_files import KEEP_H
 from chronik.pipeline.land.iceberg import BOUNDED, commit_snapshot, landed_snapshot
@@ -57,10 +58,10 @@ def maintain_at(
     keep_files_h: int | None = None,
 ) -> Maintained:
     """Maintain the table at an address. Raises PipelineError."""
-    folder, _, name = address.rstrip("/").rpartition("/")
-    catalog = open_catalog(folder or ".", options)
-    full_name = (options.get("namespace", NAMESPACE), name)
-    return maintain_iceberg(catalog, full_name, token, now_ms, keep_files_h=keep_files_h, keep_d=keep_d)
+    table = find_table(address, options)
+    if table is None:
+        raise PipelineError(f"there is no Iceberg table at {address}, DIR/TOPIC: check it, and --catalog")
+    return maintain_iceberg(table.catalog, table.name(), token, now_ms, keep_files_h=keep_files_h, keep_d=keep_d)
 
 
 def maintain_iceberg(

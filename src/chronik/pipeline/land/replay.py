@@ -3,7 +3,7 @@
 The files of the dead letters are taken in groups, and two commits move what can be decoded now. The first one adds the
 rows to the topic's table by the rules of every landing: no offset that the table has is added again, and another
 commit to the same partitions is a conflict. The second one replaces the files of the group by files with what still
-fails. It is invalid if another commit has taken one of these files.
+fails (`dead_letters`).
 
 If a run ends between the two commits, the records are in both tables. The next run finds them in the topic's table and
 only removes the dead letters. No record is lost or lands twice.
@@ -11,25 +11,33 @@ only removes the dead letters. No record is lost or lands twice.
 
 from __future__ import annotations
 
-import json
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
+from chronik.pipeline.catalog import NAMESPACE, find_table, open_catalog
 from chronik.pipeline.deleted import DeletedKeys
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land.delta import TOPIC, TOPIC_ID, Conflict, LandingTable
-from chronik.pipeline.land.delta_log import is_plain, put_entry, remove_unused, uses_lock
+from chronik.pipeline.land.dead_letters import (
+    DeadFile,
+    DeadLetters,
+    DeltaDeadLetters,
+    IcebergDeadLetters,
+    Taken,
+    missing,
+)
+from chronik.pipeline.land.delta import TOPIC, TOPIC_ID, Conflict, Landable, LandingTable
 from chronik.pipeline.land.landed_offsets import LandedOffsets, first_and_last, widened
-from chronik.pipeline.land.schema import DATE, REASON, RECORD_COLUMNS, RECORD_SCHEMA, dead_letter_schema, table_schema
+from chronik.pipeline.land.options import TableOptions
+from chronik.pipeline.land.schema import REASON, RECORD_COLUMNS, RECORD_SCHEMA, dead_letter_schema, table_schema
 from chronik.pipeline.land.task import DEAD_LETTERS, ROWS, NewFile, WriteTask, remove_paths
 from chronik.pipeline.storage import TableFiles
 from chronik.pipeline.typed.decoding import MissingSchemas
@@ -40,7 +48,6 @@ GROUP_BYTES = 64 * 1024 * 1024
 """Compressed bytes of dead letters that are decoded at a time."""
 GROUP_FILES = 256
 TRIES = 8
-COMMIT_TRIES = 100
 PLACES_MAX = 5
 
 
@@ -74,16 +81,35 @@ class Replayed:
         return {**counts, "failing": self.failing, "reasons": failing}
 
 
-class _Taken(Exception):
-    """Another commit has removed one of the files since the snapshot."""
-
-
 @dataclass(frozen=True, slots=True)
-class _DeadFile:
-    path: str
-    size_bytes: int
-    date: str | None
-    rows: int
+class ReplayedTable:
+    """A topic's table and its dead letters, of either format."""
+
+    topic: str
+    rows: Landable
+    dead: DeadLetters
+    can_promote: Callable[[Any, Any], bool] | None = None
+    """Whether the table's format can change a column's type so. None: every change that widens it."""
+
+    @classmethod
+    def open(cls, uri: str, options: TableOptions, fields: StructType | None = None) -> ReplayedTable:
+        """Open the tables. `fields`: the columns of JSON values. Raises PipelineError."""
+        uri = uri.rstrip("/")
+        topic, topic_id = topic_of(uri, options)
+        dead_uri, columns, is_typed = uri + DEAD_LETTERS_SUFFIX, table_schema(fields), bool(options.registry_formats)
+        if not options.is_iceberg:
+            rows = LandingTable.open(uri, columns, topic, topic_id, may_have_more=is_typed)
+            return cls(topic, rows, DeltaDeadLetters(dead_uri, topic, topic_id))
+        from chronik.pipeline.land.iceberg import IcebergTable, can_promote
+
+        dead = find_table(dead_uri, options.catalog)
+        if dead is None:
+            raise missing(dead_uri)
+        namespace = options.catalog.get("namespace", NAMESPACE)
+        catalog = open_catalog(os.path.dirname(uri), options.catalog)
+        IcebergTable.open(catalog, dead_uri, dead_letter_schema(), topic, topic_id, namespace=namespace)
+        found = IcebergTable.open(catalog, uri, columns, topic, topic_id, namespace=namespace, may_have_more=is_typed)
+        return cls(topic, found, IcebergDeadLetters(dead, dead_uri), can_promote)
 
 
 class Replay:
@@ -91,7 +117,7 @@ class Replay:
 
     def __init__(
         self,
-        uri: str,
+        table: ReplayedTable,
         token: str,
         now_ms: int,
         fields: StructType | None = None,
@@ -99,26 +125,16 @@ class Replay:
         deleted: DeletedKeys | None = None,
     ) -> None:
         """`token`: a name that no earlier run had. `fields` or `schemas` decode, as in a landing."""
-        self._uri = uri.rstrip("/")
-        self._dead_uri = self._uri + DEAD_LETTERS_SUFFIX
+        self._rows = table.rows
+        self._dead = table.dead
+        self._uri = table.rows.uri
+        self._dead_uri = table.dead.uri
         self._token = token
         self._now_ms = now_ms
         self._fields = fields
         self._schemas = schemas
         self._deleted = deleted
         self._names = count()
-        topic, topic_id = topic_of(self._uri)
-        is_typed = schemas is not None
-        self._rows = LandingTable.open(self._uri, table_schema(fields), topic, topic_id, may_have_more=is_typed)
-        try:
-            if not DeltaTable.is_deltatable(self._dead_uri):
-                raise PipelineError(f"{self._uri} has no dead letters: there is no table {self._dead_uri}")
-            LandingTable.open(self._dead_uri, dead_letter_schema(), topic, topic_id)
-            self._dead = DeltaTable(self._dead_uri)
-        except (DeltaError, OSError) as error:
-            raise PipelineError(f"cannot read the table {self._dead_uri}: {error}") from None
-        if not is_plain(self._dead) or uses_lock():
-            raise PipelineError(f"the table {self._dead_uri} has features or a lock that a replay does not know")
 
     def run(self) -> Replayed:
         """Replay all dead letters that there are now. Raises PipelineError; what was replayed stays so."""
@@ -129,27 +145,19 @@ class Replay:
                 try:
                     done.add(self._replay(left))
                     break
-                except (Conflict, _Taken):
+                except (Conflict, Taken):
                     # A landing, a merge or another replay. Files that are merged by now come with the next run.
                     self._rows.refresh()
-                    self._dead.update_incremental()
-                    current = {file.path for file in self._files()}
+                    self._dead.refresh()
+                    current = {file.path for file in self._dead.files()}
                     left = [file for file in left if file.path in current]
             else:
                 raise PipelineError(f"other jobs commit to {self._uri} at the same time: start the replay again")
         return done
 
-    def _files(self) -> list[_DeadFile]:
-        actions = pa.table(self._dead.get_add_actions(flatten=True)).to_pylist()
-        dates = [action[f"partition.{DATE}"] for action in actions]
-        return [
-            _DeadFile(each["path"], each["size_bytes"], None if date is None else str(date), each["num_records"] or 0)
-            for each, date in zip(actions, dates, strict=True)
-        ]
-
-    def _groups(self) -> Iterator[list[_DeadFile]]:
-        group: list[_DeadFile] = []
-        for file in sorted(self._files(), key=lambda file: file.path):
+    def _groups(self) -> Iterator[list[DeadFile]]:
+        group: list[DeadFile] = []
+        for file in sorted(self._dead.files(), key=lambda file: file.path):
             if group and (
                 sum(f.size_bytes for f in group) + file.size_bytes > GROUP_BYTES or len(group) >= GROUP_FILES
             ):
@@ -159,7 +167,7 @@ class Replay:
         if group:
             yield group
 
-    def _replay(self, group: Sequence[_DeadFile]) -> Replayed:
+    def _replay(self, group: Sequence[DeadFile]) -> Replayed:
         if not group:
             return Replayed()
         firsts = self._firsts(group)
@@ -181,16 +189,16 @@ class Replay:
             # The rows' files were in an attempt to commit, so a vacuum removes them.
             remove_paths(self._dead_uri, [file.path for file in dead])
             raise
-        self._replace(group, dead, name)
+        self._dead.replace(group, dead, name, self._now_ms)
         return done
 
-    def _firsts(self, group: Sequence[_DeadFile]) -> dict[int, int]:
+    def _firsts(self, group: Sequence[DeadFile]) -> dict[int, int]:
         spans: dict[int, tuple[int, int]] = {}
         for batch in self._batches(group, ["partition", "offset"]):
             spans = widened(spans, first_and_last(batch))
         return {partition: first for partition, (first, _) in spans.items()}
 
-    def _batches(self, group: Sequence[_DeadFile], columns: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, group: Sequence[DeadFile], columns: Sequence[str]) -> Iterator[Any]:
         files = TableFiles(self._dead_uri)
         for each in group:
             with files.store.open_input_file(files.full(each.path)) as file:
@@ -199,7 +207,7 @@ class Replay:
                         yield batch.select(list(columns))
 
     def _write(
-        self, group: Sequence[_DeadFile], landed: LandedOffsets, name: str, counts: Counter[str]
+        self, group: Sequence[DeadFile], landed: LandedOffsets, name: str, counts: Counter[str]
     ) -> list[NewFile]:
         """Decode the group, and write both tables' files. `counts`: how many records there were, and are skipped."""
 
@@ -226,7 +234,7 @@ class Replay:
                 self._schemas.learn(found.missing)
 
     def _explain(self, dead: Sequence[NewFile], done: Replayed) -> None:
-        group = [_DeadFile(file.path, file.size_bytes, file.date, file.rows) for file in dead]
+        group = [DeadFile(file.path, file.size_bytes, file.date) for file in dead]
         for batch in self._batches(group, [REASON, "partition", "offset"]):
             for row in batch.to_pylist():
                 reason = row[REASON] or ""
@@ -235,46 +243,23 @@ class Replay:
                 if len(places) < PLACES_MAX:
                     places.append(f"partition {row['partition']}, offset {row['offset']}")
 
-    def _replace(self, group: Sequence[_DeadFile], dead: Sequence[NewFile], name: str) -> None:
-        """Replace the group's files by those with what still fails. Raises _Taken."""
-        info = {"timestamp": self._now_ms, "operation": "DELETE", "operationParameters": {"predicate": '["replayed"]'}}
-        actions: list[Mapping[str, Any]] = []
-        for new in dead:
-            shared = {"partitionValues": {DATE: new.date}, "dataChange": True}
-            add = {"path": new.path, "size": new.size_bytes, "modificationTime": self._now_ms, "stats": new.stats}
-            actions.append({"add": {**add, **shared}})
-        for old in group:
-            shared = {"partitionValues": {DATE: old.date}, "dataChange": True}
-            remove = {"path": old.path, "size": old.size_bytes, "deletionTimestamp": self._now_ms}
-            actions.append({"remove": {**remove, "extendedFileMetadata": True, **shared}})
-        taken = {old.path for old in group}
-        for version in range(self._dead.version() + 1, self._dead.version() + 1 + COMMIT_TRIES):
-            other = put_entry(self._dead, version, info, actions, name)
-            if other is None:
-                self._dead.update_incremental()
-                return
-            if _invalidates(other, taken):
-                remove_unused(self._dead, [file.path for file in dead])
-                raise _Taken
-        raise PipelineError(f"other jobs commit to {self._dead_uri} at the same time: start the replay again")
 
-
-def topic_of(uri: str) -> tuple[str, str]:
+def topic_of(uri: str, options: TableOptions) -> tuple[str, str]:
     """Return the topic of a table and the topic's id. Raises PipelineError if no landing made the table."""
-    try:
-        settings = DeltaTable(uri).metadata().configuration if DeltaTable.is_deltatable(uri) else {}
-    except (DeltaError, OSError) as error:
-        raise PipelineError(f"cannot read the table {uri}: {error}") from None
+    if options.is_iceberg:
+        table = find_table(uri, options.catalog)
+        settings: Mapping[str, str | None] = {} if table is None else table.properties
+    else:
+        settings = _delta_settings(uri)
     if not settings.get(TOPIC):
         raise PipelineError(f"{uri} is not a table of chronik pipeline land: name the table of a topic, DIR/TOPIC")
     if settings.get("chronik.mode") == "upsert":
         raise PipelineError(f"the table {uri} has one row per key: land its topic again to a new table instead")
-    return settings[TOPIC], settings.get(TOPIC_ID) or ""
+    return settings[TOPIC] or "", settings.get(TOPIC_ID) or ""
 
 
-def _invalidates(entry: bytes, taken: set[str]) -> bool:
-    for line in entry.splitlines():
-        action = json.loads(line) if line.strip() else {}
-        if "metaData" in action or "protocol" in action or action.get("remove", {}).get("path") in taken:
-            return True
-    return False
+def _delta_settings(uri: str) -> Mapping[str, str | None]:
+    try:
+        return DeltaTable(uri).metadata().configuration if DeltaTable.is_deltatable(uri) else {}
+    except (DeltaError, OSError) as error:
+        raise PipelineError(f"cannot read the table {uri}: {error}") from None

@@ -3,8 +3,8 @@
 A field that is new becomes a column, and every column may be null. A type widens if each value of the narrower type has
 the same value in the wider one. A field that is gone stays a column, null in new rows. Everything else is refused, with
 a reason: a type that changes in another way, and a rename. A rename cannot be told from a removal and an addition by
-the names alone. So it is one if the new field lists the old name as an alias, or if both fields are required and
-have the same type: no compatible change of a schema replaces one required field by another.
+the names alone. So it is one if the new field has the number of the old one or lists the old name as an alias, or if
+both fields are required and have the same type: no compatible change replaces one required field by another.
 
 Columns that other jobs added are not changed, unless a schema has a field of that name and a type that fits.
 """
@@ -19,8 +19,8 @@ import pyarrow as pa
 from chronik.pipeline.typed.writer_schema import SINGLE, WriterSchema
 
 KEY, VALUE = "key", "value"
-RECORD, SIDE, REQUIRED = b"chronik.record", b"chronik.side", b"chronik.required"
-"""Metadata of the columns that schemas have added: the type of the record, its side, and whether it was required."""
+RECORD, SIDE, REQUIRED, NUMBER = b"chronik.record", b"chronik.side", b"chronik.required", b"chronik.number"
+"""Metadata of the columns that schemas have added: the record's type and side, whether it was required, its number."""
 _WHOLE = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 
 
@@ -50,6 +50,8 @@ def evolve(columns: Sequence[Any], schema: WriterSchema, side: str, taken: froze
                 remedy = f"if it is a new field, add the column {name} to the table"
                 raise Incompatible(f"the field {renamed} is renamed to {name}: {remedy}")
             marks = metadata | {REQUIRED: b"true" if field.is_required else b"false"}
+            if field.number is not None:
+                marks[NUMBER] = str(field.number).encode()
             by_name[name] = pa.field(name, field.kind, metadata=marks)
             lower[name.lower()] = name
         else:
@@ -80,7 +82,8 @@ def _renamed_from(
         if column.name in names or marks.get(SIDE) != side.encode() or marks.get(RECORD) != record.encode():
             continue
         was_required = marks.get(REQUIRED) == b"true"
-        if column.name in aliases or (field.is_required and was_required and column.type == field.kind):
+        is_same = field.number is not None and marks.get(NUMBER) == str(field.number).encode()
+        if is_same or column.name in aliases or (field.is_required and was_required and column.type == field.kind):
             return str(column.name)
     return None
 

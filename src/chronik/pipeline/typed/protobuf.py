@@ -168,7 +168,7 @@ class ProtobufSchema:
         by_name = self._message(descriptor, nested=False)
         self.columns = [by_name[field.name] for field in descriptor.fields]
         self.fields = [
-            WriterField(field.name, slot.kind, field.is_required)
+            WriterField(field.name, slot.kind, field.is_required, number=field.number)
             for field, slot in zip(descriptor.fields, self.columns, strict=True)
         ]
         if len({field.name.lower() for field in self.fields}) < len(self.fields):

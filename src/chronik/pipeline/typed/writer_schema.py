@@ -30,6 +30,8 @@ class WriterField:
     """Whether the schema allows no record without a value for it."""
     aliases: tuple[str, ...] = ()
     """Names that the field had in earlier schemas."""
+    number: int | None = None
+    """What identifies the field in records instead of its name, as in Protobuf."""
 
 
 @dataclass(frozen=True, slots=True)
