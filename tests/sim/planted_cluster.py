@@ -137,9 +137,9 @@ def early_batches_are_accepted() -> AbstractContextManager[Any]:
 PLANTED_IN_CLUSTER: dict[Planted, tuple[int, int]] = {
     offset_is_loaded_and_later_stored: (1, 3),
     watermark_is_the_leaders_end: (0, 9),
-    replicas_count_before_the_sync: (35, 34),
+    replicas_count_before_the_sync: (36, 34),
     vote_is_not_durable: (9, 26),
-    truncation_by_watermark: (0, 7),
+    truncation_by_watermark: (3, 7),
     leader_counts_received_positions: (0, 5),
     follower_reports_received_as_durable: (0, 5),
     isr_removal_counts_before_its_commit: (24, 36),

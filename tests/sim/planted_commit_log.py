@@ -52,8 +52,8 @@ def truncated_entries_are_not_cancelled() -> AbstractContextManager[Any]:
 
 
 PLANTED_IN_COMMIT_LOG: dict[Planted, Found] = {
-    acknowledged_only_in_the_commit_log: Found(SingleNode.name, 14),
+    acknowledged_only_in_the_commit_log: Found(SingleNode.name, 20),
     commit_log_is_recycled_before_the_flush: Found(SingleNode.name, 25),
     commit_log_is_not_synced: Found(SingleNode.name, 25),
-    truncated_entries_are_not_cancelled: Found(DeposedLeaders.name, 4),
+    truncated_entries_are_not_cancelled: Found(DeposedLeaders.name, 7),
 }

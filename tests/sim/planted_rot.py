@@ -34,6 +34,6 @@ def reader_passes_a_segment_that_was_cut() -> AbstractContextManager[Any]:
 
 
 PLANTED_IN_ROT: dict[Planted, Found] = {
-    batches_are_read_without_their_checksums: Found(BadDisks.name, 4),
+    batches_are_read_without_their_checksums: Found(BadDisks.name, 13),
     reader_passes_a_segment_that_was_cut: Found(BadDisks.name, 11),
 }

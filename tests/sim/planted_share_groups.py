@@ -81,7 +81,7 @@ PLANTED_IN_SHARE_GROUPS: dict[Planted, Found] = {
     success_before_the_write: Found(MovingShareLeaders.name, 0),
     stale_leader_keeps_its_state: Found(MovingShareLeaders.name, 2),
     locks_never_end: Found(ShareGroups.name, 1),
-    delivery_counts_are_not_written: Found(MovingShareLeaders.name, 0),
+    delivery_counts_are_not_written: Found(MovingShareLeaders.name, 3),
     start_offset_passes_unsettled_records: Found(ShareGroups.name, 5),
 }
 """The seed of each test; docs/simulator.md lists how often each bug is found."""
