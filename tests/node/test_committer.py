@@ -205,6 +205,27 @@ async def test_the_commit_log_keeps_what_a_segment_could_not_be_synced_with(node
 
 
 @on_node
+async def test_a_log_whose_sync_failed_leaves_the_flush_of_other_logs_complete(node: Node) -> None:
+    first, second = (hosted.log for hosted in node.hosted[:2])
+    await node.append()
+    # Its next sync is one of the segment, and fails.
+    second._syncs.request_checkpoint(second.config.checkpoint_bytes)
+    node.error = lambda path: EIO if "/t1-0/" in path else None
+    await node.append()
+    assert second.read_only_forever
+    node.error = lambda path: None
+    # The flush is to write its checkpoint.
+    first._syncs.bytes_since_checkpoint = first.config.checkpoint_bytes
+    before = list(first._syncs.snapshots)
+    while not node.committer.has_failed:
+        for hosted in (node.hosted[0], *node.hosted[2:]):
+            append_many(hosted.log, 1)
+            node.syncer.request(hosted)
+        await node.syncer.settled()
+    assert first._syncs.snapshots != before
+
+
+@on_node
 async def test_no_flush_of_a_log_begins_while_a_thread_changes_it(node: Node) -> None:
     node.hosted[1].can_flush = False
     node.syncs.clear()

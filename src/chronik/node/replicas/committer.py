@@ -229,27 +229,34 @@ class Committer:
         while logs:
             if self._is_closing:
                 return False
-            jobs: list[tuple[FlushTarget, FlushJob]] = []
-            for target in list(logs):
-                if len(jobs) == FLUSHED_AT_ONCE:
-                    break
-                if not target.can_flush:
-                    continue
-                try:
-                    job = target.flush_job()
-                except OSError:
-                    self._failed()
-                    return False
-                if job is None:
-                    del logs[target]
-                else:
-                    jobs.append((target, job))
+            jobs, has_failed = self._flush_jobs(logs)
+            # What has begun must end, although another log has failed.
             if jobs and not await self._sync(jobs, logs):
+                has_failed = True
+            if has_failed:
                 self._failed()
                 return False
             if logs and not jobs:
                 await asyncio.sleep(RETRY_S)
         return True
+
+    def _flush_jobs(self, logs: dict[FlushTarget, None]) -> tuple[list[tuple[FlushTarget, FlushJob]], bool]:
+        """Begin flushes of some logs, and remove logs that need none; also return whether a log has failed."""
+        jobs: list[tuple[FlushTarget, FlushJob]] = []
+        for target in list(logs):
+            if len(jobs) == FLUSHED_AT_ONCE:
+                break
+            if not target.can_flush:
+                continue
+            try:
+                job = target.flush_job()
+            except OSError:
+                return jobs, True
+            if job is None:
+                del logs[target]
+            else:
+                jobs.append((target, job))
+        return jobs, False
 
     async def _sync(self, jobs: Sequence[tuple[FlushTarget, FlushJob]], logs: dict[FlushTarget, None]) -> bool:
         """Sync some of them, and remove those that are certainly durable; return whether none failed."""
