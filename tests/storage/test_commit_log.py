@@ -121,7 +121,7 @@ def test_random_crashes_find_a_planted_bug(bug: Callable[[], AbstractContextMana
 
 def commit_log_on(disk: FaultyDisk, files: int = 2) -> CommitLog:
     disk.mkdir("/c")
-    commit_log = CommitLog(disk, "/c", GENERATION, 8 * PAGE_BYTES, 0, lambda: None)
+    commit_log = CommitLog(disk, "/c", GENERATION, 8 * PAGE_BYTES, 0, lambda: None, lambda: None)
     for _ in range(files):
         commit_log.add_file()
     return commit_log
@@ -425,9 +425,10 @@ def test_the_folder_has_format_2_only_while_the_commit_log_counts() -> None:
         return dict(json.loads(bytes(disk.content(f"{PATH}/meta.json"))))
 
     folder, log, commit_log = framed(disk)
-    assert meta()["format_version"] == 2
+    assert meta()["format_version"] == 1
     append_many(log, 1)
     sync_framed(log, commit_log)
+    assert meta()["format_version"] == 2
     assert log.close()
     folder.record_clean_shutdown({})
     assert meta() == {"format_version": 1, "node_id": 1, "cluster_id": "cluster"}
@@ -469,9 +470,52 @@ def test_a_damaged_commit_log_is_kept_and_no_log_counts_as_complete() -> None:
     assert offsets(Log.open(disk, folder.log_path("t", 0), SMALL, NOW_MS)) == list(range(4))
 
 
-def test_a_damaged_generation_is_an_error_that_says_what_to_do() -> None:
+@pytest.mark.parametrize("is_zeroed", [False, True], ids=["removed", "zeroed"])
+def test_a_commit_log_that_lost_all_frames_is_damaged(is_zeroed: bool) -> None:
+    disk = FaultyDisk()
+    folder, log, commit_log = framed(disk)
+    append_many(log, 1)
+    sync_framed(log, commit_log)
+    folder.recovery_points_job({("t", 0): RecoveryPoint(TOPIC, 1)})()
+    disk.kill()
+    if is_zeroed:
+        content = disk.content(f"{PATH}/commit-log/0")
+        content[:] = bytes(len(content))
+    else:
+        disk.remove(f"{PATH}/commit-log/0")
+    folder = DataFolder.open(disk, PATH, 1, "cluster")
+    assert folder.replayed is not None
+    assert folder.replayed.damage == "it has no intact frame"
+    assert not folder.recovery_points
+
+
+def test_a_kill_before_the_first_frame_is_no_damage() -> None:
     disk = FaultyDisk()
     framed(disk)
+    disk.kill()
+    assert DataFolder.open(disk, PATH, 1, "cluster").replayed is None
+
+
+def test_a_first_frame_that_may_count_counts_no_longer_when_the_commit_log_is_retired() -> None:
+    disk = FaultyDisk()
+    _, log, commit_log = framed(disk)
+    append_many(log, 1)
+    # The new meta.json is in place, but the folder cannot be synced.
+    disk.fail = lambda operation, path: EIO if (operation, path) == ("sync_dir", PATH) else None
+    with pytest.raises(OSError, match="Input/output"):
+        sync_framed(log, commit_log)
+    assert commit_log.is_broken
+    disk.fail = lambda operation, path: None
+    commit_log.retire()
+    disk.kill()
+    assert DataFolder.open(disk, PATH, 1, "cluster").replayed is None
+
+
+def test_a_damaged_generation_is_an_error_that_says_what_to_do() -> None:
+    disk = FaultyDisk()
+    _, log, commit_log = framed(disk)
+    append_many(log, 1)
+    sync_framed(log, commit_log)
     disk.kill()
     content = disk.content(f"{PATH}/meta.json")
     content[:] = bytes(content).replace(str(GENERATION).encode(), str(TOPIC).encode())

@@ -22,8 +22,9 @@ that correct:
 - A file is recycled only after every log with an entry in it was synced, in the order in which the files were used: a
   void entry outlives the entries that it cancels. Each frame names the oldest frame that recovery still needs, and a
   frame that moves this on is durable before an older frame is overwritten. So recovery notices a missing frame.
-- A generation is one run of a node. `meta.json` names it while its frames count; recovery ends by removing that name,
-  durably. So frames of earlier runs, and unacknowledged ones after a torn frame, never count again.
+- A generation is one run of a node. `meta.json` names it while its frames count: from the time when the first one is
+  durable, so recovery must find one. Recovery ends by removing that name, durably. So frames of earlier runs, and
+  unacknowledged ones after a torn frame, never count again.
 - Frames are written one after another, each after the sync of the one before. After a failed write or sync nothing is
   written any more, and all logs are synced directly.
 """
@@ -104,9 +105,19 @@ class CommitLog:
     """
 
     def __init__(
-        self, disk: Disk, folder: str, generation: UUID, file_bytes: int, files: int, retire: Callable[[], None]
+        self,
+        disk: Disk,
+        folder: str,
+        generation: UUID,
+        file_bytes: int,
+        files: int,
+        count: Callable[[], None],
+        retire: Callable[[], None],
     ) -> None:
-        """`files` is how many files, named from 0 on, exist. `retire` makes durable that no frame counts any more."""
+        """`files` is how many files, named from 0 on, exist.
+
+        `count` makes durable that the frames of this generation count, `retire` that no frame counts any more.
+        """
         self.file_bytes = file_bytes
         self.is_broken = False
         """A write or sync failed: nothing is written any more."""
@@ -115,6 +126,7 @@ class CommitLog:
         self._disk = disk
         self._folder = folder
         self._generation = generation.bytes
+        self._count = count
         self._retire = retire
         self._is_retired = False
         self._lock = Lock()
@@ -242,6 +254,8 @@ class CommitLog:
         parts = encode_frame(self._generation, self._sequence + 1, oldest, entries)
         try:
             file.file.pwrite_durably(parts, file.end)
+            if not self._sequence:
+                self._count()
         except BaseException:
             self.is_broken = True
             raise

@@ -217,16 +217,23 @@ class DataFolder:
         disk.sync_dir(aside)
 
     def begin_commit_log(self, generation: UUID, size_bytes: int) -> CommitLog:
-        """Begin a commit log: from now on it counts. Blocks. `generation` is new; all files have `size_bytes`."""
+        """Begin a commit log, which counts from its first frame on. `generation` is new; all files have `size_bytes`.
+
+        Blocks.
+        """
         path, file_bytes = f"{self.path}/{COMMIT_LOG_NAME}", size_bytes // FILES_MAX // PAGE_BYTES * PAGE_BYTES
         files = prepare_files(self.disk, path, file_bytes)
-        commit_log = CommitLog(self.disk, path, generation, file_bytes, files, self.end_commit_log)
-        try:
-            self._change_meta(format_version=COMMIT_LOG_VERSION, commit_log=_named(generation))
-        except OSError:
-            commit_log.close()
-            raise
-        return commit_log
+
+        def count() -> None:
+            named: dict[str, Any] = {"format_version": COMMIT_LOG_VERSION, "commit_log": _named(generation)}
+            try:
+                self._change_meta(**named)
+            except OSError:
+                # The name may be durable, so that `end_commit_log` must remove it.
+                self.meta = self.meta._replace(**named)
+                raise
+
+        return CommitLog(self.disk, path, generation, file_bytes, files, count, self.end_commit_log)
 
     def end_commit_log(self) -> None:
         """Make durable that no commit log counts: every log is complete without it. Blocks."""

@@ -42,6 +42,7 @@ def read_entries(disk: Disk, folder: str, generation: UUID) -> tuple[dict[LogId,
         frames |= {frame.sequence: frame for frame in frames_in(memoryview(content), generation.bytes)}
     entries: dict[LogId, list[Entry]] = {}
     if not frames:
+        report.damage = "it has no intact frame"
         return entries, report
     last = frames[max(frames)]
     for sequence in range(last.oldest, last.sequence + 1):
