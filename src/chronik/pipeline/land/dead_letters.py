@@ -6,7 +6,6 @@ Landings, which only add files, do not disturb it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from deltalake.exceptions import DeltaError
 from chronik.pipeline.catalog import guarded
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land.delta import Conflict, LandingTable
-from chronik.pipeline.land.delta_log import is_plain, put_entry, remove_unused, uses_lock
+from chronik.pipeline.land.delta_log import invalidates, is_plain, put_entry, remove_unused, uses_lock
 from chronik.pipeline.land.schema import DATE, dead_letter_schema
 from chronik.pipeline.land.task import NewFile, remove_paths
 
@@ -92,7 +91,7 @@ class DeltaDeadLetters:
             if other is None:
                 self._table.update_incremental()
                 return
-            if _invalidates(other, taken):
+            if invalidates(other, taken):
                 remove_unused(self._table, [file.path for file in new])
                 raise Taken
         raise _busy(self.uri)
@@ -157,11 +156,3 @@ def missing(uri: str) -> PipelineError:
 
 def _busy(uri: str) -> PipelineError:
     return PipelineError(f"other jobs commit to {uri} at the same time: start the replay again")
-
-
-def _invalidates(entry: bytes, taken: set[str]) -> bool:
-    for line in entry.splitlines():
-        action = json.loads(line) if line.strip() else {}
-        if "metaData" in action or "protocol" in action or action.get("remove", {}).get("path") in taken:
-            return True
-    return False

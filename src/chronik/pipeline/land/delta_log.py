@@ -98,3 +98,12 @@ def remove_unused(table: DeltaTable, paths: Sequence[str]) -> None:
         return
     uri = table.table_uri if is_remote(table.table_uri) else local_path(table)
     remove_paths(uri, [path for path in paths if path not in live])
+
+
+def invalidates(entry: bytes, taken: set[str]) -> bool:
+    """Return whether a commit forbids a replacement of these files."""
+    for line in entry.splitlines():
+        action = json.loads(line) if line.strip() else {}
+        if "metaData" in action or "protocol" in action or action.get("remove", {}).get("path") in taken:
+            return True
+    return False

@@ -14,7 +14,6 @@ features beyond those of `land`, and tables whose writers use a lock and not con
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land.delta_log import is_plain, local_path, put_entry, remove_unused, uses_lock
+from chronik.pipeline.land.delta_log import invalidates, is_plain, local_path, put_entry, remove_unused, uses_lock
 from chronik.pipeline.land.hidden_files import remove_hidden
 from chronik.pipeline.land.schema import DATE
 from chronik.pipeline.land.task import NO_DATE, NewFile, OpenFile
@@ -206,17 +205,8 @@ def _commit(table: DeltaTable, merge: Merge, file: NewFile, name: str, now_ms: i
         other = put_entry(table, version, info, actions, name)
         if other is None:
             return True
-        if _invalidates(other, taken):
+        if invalidates(other, taken):
             return False
-    return False
-
-
-def _invalidates(entry: bytes, taken: set[str]) -> bool:
-    """Return whether a commit forbids a merge of these files."""
-    for line in entry.splitlines():
-        action = json.loads(line) if line.strip() else {}
-        if "metaData" in action or "protocol" in action or action.get("remove", {}).get("path") in taken:
-            return True
     return False
 
 
