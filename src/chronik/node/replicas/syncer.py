@@ -120,9 +120,9 @@ class Syncer:
         if framed:
             direct = [each for each in jobs if each[1].is_direct]
             self._shares_left = 1
-            self._write_frame(framed)
             if direct:
                 self._sync(direct)
+            self._write_frame(framed)
         else:
             self._sync(jobs)
 
@@ -155,7 +155,10 @@ class Syncer:
                 self._sync(share)
                 self._share_ended()
 
-        done.add_done_callback(written)
+        if done.done():
+            written(done)  # at once, instead of in the next turn of the loop
+        else:
+            done.add_done_callback(written)
 
     def _in_thread(self, work: Callable[[], int | None]) -> asyncio.Future[int | None]:
         if self._commit_log_thread is None:
@@ -204,7 +207,8 @@ class Syncer:
             if self._requests >= BUSY_FROM_REQUESTS:
                 self._loop.call_later(BUSY_PAUSE_S, self._start)
             else:
-                self._start()
+                # Not at once: this may be a call from `_start`, which would then call itself again and again.
+                self._loop.call_soon(self._start)
 
     def _wake(self, rounds_done: int | None) -> None:
         waiting = []
