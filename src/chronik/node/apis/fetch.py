@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
-from uuid import UUID
 
 from chronik.authorization.acls import Operation, ResourceType
 from chronik.metadata.image import ClusterImage
@@ -44,6 +43,7 @@ from chronik.node.serving.fetch_sessions import (
     FetchSession,
     FetchSessions,
     TopicKey,
+    topic_key,
 )
 from chronik.node.serving.server import Server
 from chronik.observe.traces import PartitionTrace, TraceRing, error_name
@@ -55,14 +55,17 @@ from chronik.wire.fetch import (
     FetchPartition,
     FetchPartitionResponse,
     FetchRequest,
+    TopicResponse,
     read_fetch_request,
     write_fetch_response,
 )
+from chronik.wire.primitives import uuid_of
 
 READ_COMMITTED = 1
 FOLLOWER_READS_FROM_VERSION = 11
 NODE_ENDPOINTS_FROM_VERSION = 16
 OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
+NO_TOPIC = -1
 WAIT_MS_MAX = 5 * 60 * 1000
 UNLIMITED_BYTES = 2**63
 
@@ -137,6 +140,7 @@ class PendingFetch:
         "_is_over",
         "_is_read_committed",
         "_is_settling",
+        "_keys",
         "_lookups",
         "_min_bytes",
         "_news",
@@ -174,8 +178,9 @@ class PendingFetch:
         self._incremental = incremental
         # Lists with one item for each requested partition, because a tuple for each is more work for the collector.
         self._requested: list[FetchPartition] = []
-        self._topics: list[TopicKey] = []
-        """Partitions of a topic share its key, so that a read looks up each topic once."""
+        self._topics: list[int] = []
+        """Numbers, as positions in `_keys`: a compiled comparison of two keys compares their content."""
+        self._keys: list[TopicKey] = []
         self._list_requested()
         self._responses: list[FetchPartitionResponse] = []
         """As of the last read of each partition."""
@@ -213,19 +218,22 @@ class PendingFetch:
 
     def _traced(self) -> FetchTrace:
         node = self._node
-        named = [(self._name(topic), each) for topic, each in zip(self._topics, self._requested, strict=True)]
+        names = [self._name(key) for key in self._keys]
+        named = [(names[topic], each) for topic, each in zip(self._topics, self._requested, strict=True)]
         return FetchTrace(node.runtime.traces, self._request, self._fetch, named, node.runtime.loop.time)
 
     def _list_requested(self) -> None:
+        numbers: dict[TopicKey, int] = {}
         if self._session is not None:
             partitions = self._session.partitions
             self._requested = [partition.requested for partition in partitions.values()]
-            self._topics = [topic for topic, _ in partitions]
-            return
-        for topic in self._fetch.topics:
-            key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
-            self._requested += topic.partitions
-            self._topics += [key] * len(topic.partitions)
+            self._topics = [numbers.setdefault(key, len(numbers)) for key, _ in partitions]
+        else:
+            for topic in self._fetch.topics:
+                number = numbers.setdefault(topic_key(topic.name, topic.topic_id), len(numbers))
+                self._requested += topic.partitions
+                self._topics += [number] * len(topic.partitions)
+        self._keys = list(numbers)
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
@@ -351,7 +359,7 @@ class PendingFetch:
     def _name(self, topic: TopicKey) -> str | None:
         name, topic_id = topic
         if name is None and topic_id is not None:
-            name = self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
+            name = self._node.metadata.image.names_by_id.get(uuid_of(topic_id))
         return name
 
     def _read_all(self) -> tuple[int, bool, list[ColdRead]]:
@@ -372,7 +380,7 @@ class PendingFetch:
         failed = False
         cold: list[ColdRead] = []
         has_lease = self._node.host.replication.lease_is_valid()
-        topic: TopicKey | None = None
+        topic = NO_TOPIC
         name: str | None = None
         may_read = True
         for at in positions:
@@ -383,9 +391,9 @@ class PendingFetch:
                 response = responses[at] = FetchPartitionResponse(index)
             partition: Partition | None = None
             try:
-                if self._topics[at] is not topic:
+                if self._topics[at] != topic:
                     topic = self._topics[at]
-                    name = self._name(topic)
+                    name = self._name(self._keys[topic])
                     may_read = name is None or self._may_read(name)
                 if name is None:
                     raise KafkaError(ErrorCode.unknown_topic_id)
@@ -617,26 +625,27 @@ class PendingFetch:
             if not may_carry:
                 self._answer_empty(throttle_ms)
                 return
-        topics: dict[TopicKey, list[FetchPartitionResponse]] = {}
+        topics: dict[int, list[FetchPartitionResponse]] = {}
         failed = False
-        topic: TopicKey | None = None
+        topic = NO_TOPIC
         answered: list[FetchPartitionResponse] = []
-        for key, response in zip(self._topics, responses, strict=True):
+        for number, response in zip(self._topics, responses, strict=True):
             failed = failed or response.error_code != 0
             if session is not None:
+                key = self._keys[number]
                 entry = session.partitions.get((key, response.partition))
                 if entry is not None and not entry.news(response) and self._incremental:
                     continue
                 if entry is not None and len(response.records):
                     session.served((key, response.partition))
-            if key is not topic:
-                topic = key
+            if number != topic:
+                topic = number
                 answered = topics.setdefault(topic, [])
             answered.append(response)
-        named = [
-            (name, UUID(bytes=topic_id) if topic_id is not None else None, answered)
-            for (name, topic_id), answered in topics.items()
-        ]
+        named: list[TopicResponse] = []
+        for number, answered in topics.items():
+            name, topic_id = self._keys[number]
+            named.append((name, None if topic_id is None else uuid_of(topic_id), answered))
         body = write_fetch_response(
             self._request.api_version,
             0,
@@ -672,10 +681,10 @@ class PendingFetch:
             return []
         node = self._node
         endpoints: dict[int, tuple[int, str, int, str | None]] = {}
-        for key, requested, response in zip(self._topics, self._requested, responses, strict=True):
+        for number, requested, response in zip(self._topics, self._requested, responses, strict=True):
             if response.error_code not in OLD_METADATA:
                 continue
-            topic = self._name(key)
+            topic = self._name(self._keys[number])
             leader = None if topic is None else node.host.other_leader(topic, requested.partition)
             if leader is not None:
                 response.current_leader, broker = leader

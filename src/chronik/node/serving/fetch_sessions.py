@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from uuid import UUID
 
 from chronik.authorization.acls import ANONYMOUS
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -24,6 +25,11 @@ EPOCH_MAX = 0x7FFFFFFF
 
 TopicKey = tuple[str | None, bytes | None]
 PartitionKey = tuple[TopicKey, int]
+
+
+def topic_key(name: str | None, topic_id: UUID | None) -> TopicKey:
+    """Return what identifies a topic in a fetch. The id is in bytes, because a UUID's hash is Python code."""
+    return name, None if topic_id is None else topic_id.bytes
 
 
 @dataclass(slots=True)
@@ -102,7 +108,7 @@ class FetchSessions:
         self._sessions[session.id] = self._sessions.pop(session.id)
         for name, topic_id, indexes in fetch.forgotten:
             for index in indexes:
-                key = ((name, topic_id.bytes if topic_id else None), index)
+                key = (topic_key(name, topic_id), index)
                 if session.partitions.pop(key, None) is not None:
                     self._partitions -= 1
         if not self._update(session, fetch):
@@ -134,14 +140,14 @@ class FetchSessions:
     def _update(self, session: FetchSession, fetch: FetchRequest) -> bool:
         """Add or update the requested partitions; return False if there is no room for all of them."""
         for topic in fetch.topics:
-            topic_key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
+            of_topic = topic_key(topic.name, topic.topic_id)
             for requested in topic.partitions:
-                known = session.partitions.get((topic_key, requested.partition))
+                known = session.partitions.get((of_topic, requested.partition))
                 if known is not None:
                     known.requested = requested
                     continue
                 if self._partitions >= PARTITIONS_MAX:
                     return False
-                session.partitions[(topic_key, requested.partition)] = SessionPartition(requested)
+                session.partitions[(of_topic, requested.partition)] = SessionPartition(requested)
                 self._partitions += 1
         return True
