@@ -200,7 +200,7 @@ async def test_a_node_continues_without_a_commit_log_that_fails(node: Node) -> N
 async def test_the_commit_log_keeps_what_a_segment_could_not_be_synced_with(node: Node) -> None:
     await node.append()
     node.error = lambda path: EIO if "/t1-0/" in path else None
-    while not node.committer.has_failed:
+    while not node.committer.is_stuck:
         await node.append(2)
     assert [len(hosted.errors) for hosted in node.hosted] == [0, 1, 0, 0, 0]
     node.error = lambda path: None
@@ -223,7 +223,7 @@ async def test_a_log_whose_sync_failed_leaves_the_flush_of_other_logs_complete(n
     # The flush is to write its checkpoint.
     first._syncs.bytes_since_checkpoint = first.config.checkpoint_bytes
     before = list(first._syncs.snapshots)
-    while not node.committer.has_failed:
+    while not node.committer.is_stuck:
         for hosted in (node.hosted[0], *node.hosted[2:]):
             append_many(hosted.log, 1)
             node.syncer.request(hosted)
@@ -272,7 +272,7 @@ async def test_a_node_that_stops_waits_for_a_flush_which_may_fail(node: Node) ->
     assert not closing.done()
     may_end.set()
     await closing
-    assert node.committer.has_failed
+    assert node.committer.is_stuck
     await node.syncer.settled()
     # The kernel reports a failed sync once: the next one of the same file succeeds.
     assert [hosted.log.close() for hosted in node.hosted] == [True, False, True, True, True]
@@ -296,7 +296,7 @@ async def test_a_node_that_stops_does_not_wait_for_a_disk_that_hangs(node: Node)
             node.syncer.request(hosted)
         await asyncio.sleep(0.01)
     await node.committer.close()
-    assert node.committer.has_failed
+    assert node.committer.is_stuck
     may_end.set()
     await node.syncer.settled()
 

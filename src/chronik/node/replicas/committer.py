@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
+from enum import Enum
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -76,6 +77,18 @@ class FlushTarget(Protocol):
 Target = TypeVar("Target", bound=FlushTarget)
 
 
+class _State(Enum):
+    """What the commit log still does. It only moves down this list."""
+
+    WORKING = 1
+    BROKEN = 2
+    """A write failed: nothing is written any more, and the segments of all logs with entries are being synced."""
+    RETIRED = 3
+    """All of them are synced: the commit log no longer counts."""
+    STUCK = 4
+    """Segments of a log could not be synced: perhaps only the commit log has what its entries cover."""
+
+
 class Committer:
     """Invariant: `_logs` has every log with entries in a file of the commit log, until its segments are synced.
 
@@ -84,8 +97,7 @@ class Committer:
 
     def __init__(self, runtime: Runtime, disk: DiskWatch, commit_log: CommitLog) -> None:
         self.commit_log = commit_log
-        self.has_failed = False
-        """Segments of a log could not be synced: only the commit log may have what its entries cover."""
+        self._state = _State.WORKING
         self._runtime = runtime
         self._loop = runtime.loop
         self._disk = disk
@@ -97,9 +109,11 @@ class Committer:
         """By serial of the file."""
         self._work: asyncio.Task[None] | None = None
         self._adding: asyncio.Task[None] | None = None
-        self._is_broken = False
-        self._is_retired = False
         self._is_closing = False
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._state is _State.STUCK
 
     def start(self) -> None:
         """Create the first file, unless earlier runs left files."""
@@ -108,7 +122,7 @@ class Committer:
     async def close(self) -> None:
         """End the work in the background, but not a running sync: nothing else would learn that it failed.
 
-        If the disk does not answer, `has_failed` is set.
+        If the disk does not answer, the commit log is stuck.
         """
         self._is_closing = True
         if self._adding is not None:
@@ -119,7 +133,7 @@ class Committer:
                 await self._disk.wait(work)
             except TimeoutError:
                 work.cancel()
-                self.has_failed = True
+                self._state = _State.STUCK
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -155,8 +169,9 @@ class Committer:
                 job.is_direct = True
             if failure is None or self.commit_log.is_broken:
                 self._has_room = False
-            if self.commit_log.is_broken and not self._is_broken:
-                self._is_broken = True
+            if self.commit_log.is_broken:
+                if not self.is_stuck:
+                    self._state = _State.BROKEN
                 then = "the node syncs every segment until it restarts"
                 self._log.error("commit_log_failed", error=repr(failure), then=then)
             self._add_file()
@@ -197,14 +212,14 @@ class Committer:
 
     def flush_filled_files(self) -> None:
         """Sync the segments of all logs with entries in files that are full, in the background."""
-        has_work = self._next() is not None or (self._is_broken and not self._is_retired)
-        if has_work and self._work is None and not self.has_failed and not self._is_closing:
+        has_work = self._next() is not None or self._state is _State.BROKEN
+        if has_work and self._work is None and not self.is_stuck and not self._is_closing:
             self._work = self._loop.create_task(self._flush_files(), name="commit-log-flush")
 
     def _next(self) -> int | None:
         """Return the oldest file whose logs are to be synced: a full one, or any if the commit log has failed."""
         serial = next(iter(self._logs), None)
-        return serial if serial is not None and (serial < self._current or self._is_broken) else None
+        return serial if serial is not None and (serial < self._current or self._state is _State.BROKEN) else None
 
     async def _flush_files(self) -> None:
         try:
@@ -214,9 +229,9 @@ class Committer:
                 del self._logs[serial]
                 self.commit_log.flushed_upto = serial
                 self._has_room = not self.commit_log.is_broken
-            if self._is_broken:
+            if self._state is _State.BROKEN:
                 await self._runtime.run_blocking(self.commit_log.retire)
-                self._is_retired = True
+                self._state = _State.RETIRED
         except OSError as error:
             self._log.error("commit_log_not_ended", error=str(error), then="the next start replays it")
         except Exception:
@@ -279,7 +294,7 @@ class Committer:
         return not any(outcomes)
 
     def _failed(self) -> None:
-        self.has_failed = True
+        self._state = _State.STUCK
         then = "the commit log keeps its entries for the next start"
         self._log.error("commit_log_not_flushed", reason="the segments of a log could not be synced", then=then)
 

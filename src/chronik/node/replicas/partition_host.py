@@ -198,7 +198,7 @@ class PartitionHost:
             await committer.close()
         try:
             is_clean = await self._close_logs(partitions)
-            if is_clean and (committer is None or not committer.has_failed):
+            if is_clean and (committer is None or not committer.is_stuck):
                 points = recovery_points_of(self.folder, partitions)
                 record = partial(self.folder.record_clean_shutdown, points, watermarks, broker_epoch)
                 await self._syncer.disk.wait(self._loop.run_in_executor(self._runtime.env.executor, record))
