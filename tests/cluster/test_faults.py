@@ -18,10 +18,14 @@ from tests.faults.support_faults import NEEDS_LINKS, SINGLE, inject
 PAUSE_S = 4.0
 """Twice the session timeout: the other nodes have long failed over when the node comes back."""
 PARTITIONS = 2
+IN_MAKE_TEST = ("kill-leader", "kill-all", "pause-leader", "cut-off-leader", "rolling-restart")
+"""One of each kind; `make soak-counts` runs all, and `make soak` runs them in its campaign."""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", SINGLE)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=[] if fault in IN_MAKE_TEST else pytest.mark.soak) for fault in SINGLE]
+)
 def test_no_record_is_lost_duplicated_or_reordered_during(fault: str, start_nodes: StartNodes, tmp_path: Path) -> None:
     nodes = start_nodes(cuttable=fault in NEEDS_LINKS)
     topic = nodes.new_topic(PARTITIONS)

@@ -76,7 +76,7 @@ def wait_until_healed(nodes: Nodes, node_id: int, partition: int) -> dict[str, A
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("damage", [flip_a_bit, delete, cut_at_a_batch_border])
+@pytest.mark.parametrize("damage", [flip_a_bit, delete, pytest.param(cut_at_a_batch_border, marks=pytest.mark.soak)])
 def test_damaged_replicas_of_a_leader_and_a_follower_are_healed_under_load(
     damage: Callable[[Path], None], start_nodes: StartNodes, tmp_path: Path
 ) -> None:
@@ -126,7 +126,12 @@ def test_damaged_replicas_of_a_leader_and_a_follower_are_healed_under_load(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("damage", "how"), [(delete, "recovery"), (cut_at_a_batch_border, "recovery"), (flip_a_bit, "read")]
+    ("damage", "how"),
+    [
+        pytest.param(delete, "recovery", marks=pytest.mark.soak),
+        (cut_at_a_batch_border, "recovery"),
+        (flip_a_bit, "read"),
+    ],
 )
 def test_without_the_scrubber_recovery_or_a_read_finds_the_damage(
     damage: Callable[[Path], None], how: str, start_nodes: StartNodes, tmp_path: Path

@@ -85,6 +85,7 @@ def test_an_upgrade_node_by_node_loses_nothing(upgraded_nodes: UpgradedNodes, tm
     assert nodes.previous == set()
 
 
+@pytest.mark.soak
 def test_a_roll_back_node_by_node_loses_nothing(upgraded_nodes: UpgradedNodes, tmp_path: Path) -> None:
     nodes = upgraded_nodes
     for node_id in nodes.ids:

@@ -1,4 +1,4 @@
-"""A short campaign with real processes and faults from a new seed: no record is lost, duplicated, reordered or changed.
+"""A short campaign with real processes and a new seed: no record is lost, duplicated, reordered or changed.
 
 `make soak` runs it for any length of time, with every fault alone and in mixes (docs/reliability.md).
 """
@@ -16,12 +16,12 @@ from tests.faults.support_campaign import Campaign, fresh_seed, schedule
 from tests.faults.support_faults import ALONE, CAMPAIGN, HARD, SOFT
 from tests.faults.support_injector import campaign_cluster
 
-STEPS = 3
-SECONDS_MAX = 40.0
+STEPS = 1
+SECONDS_MAX = 20.0
 
 
 @pytest.mark.timeout(900)
-def test_a_short_campaign_of_single_and_combined_faults_loses_no_record(tmp_path: Path) -> None:
+def test_a_short_campaign_loses_no_record(tmp_path: Path) -> None:
     seed = fresh_seed()
     print(f"seed {seed}")
     results = SoakResults("campaign")

@@ -92,7 +92,7 @@ FILTERS = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(condition=FILTERS)
 def test_a_filter_gives_the_rows_of_a_full_read(filled: Node, condition: str) -> None:
     # DuckDB does not push a filter through a materialized result.

@@ -45,7 +45,7 @@ from chronik.pipeline.land.schema import dead_letter_schema, table_schema
 from chronik.pipeline.land.task import OpenFile
 from chronik.pipeline.storage import TableFiles
 
-SEEDS, SOAK_SEEDS = 2, 40
+SEEDS, SOAK_SEEDS = 1, 40
 NUMBER = StructType([StructField("n", LongType(), nullable=False)])
 PARTITIONS = 2
 LOG_END = 30

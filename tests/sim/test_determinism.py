@@ -12,7 +12,7 @@ from chronik.testing.sim.runner import SCENARIOS
 
 PROCESSES = 3
 SEEDS = 2
-EVENTS = 5_000
+EVENTS = 2_500
 PROGRAM = f"""
 import sys
 from chronik.testing.sim import run_seed

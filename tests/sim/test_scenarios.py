@@ -41,7 +41,7 @@ FRESH = {
 }
 KNOWN_IN_MAKE_TEST = {SingleNode.name: 4}
 """How many of the known seeds run in `make test`, if not one. Seeds of one node are cheap."""
-FRESH_IN_MAKE_TEST = dict.fromkeys(FRESH, 2) | {SingleNode.name: 4, ShareGroups.name: 1}
+FRESH_IN_MAKE_TEST = dict.fromkeys(FRESH, 1) | {SingleNode.name: 4}
 
 
 def fresh_seeds(scenario: str, count: int) -> range:
