@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
 from tests.node.support_transactions import TransactionalClient, create_topic, write_open
 from tests.node.test_any_node import create, produce
+from tests.support.eventually import until
 
 from chronik.client.errors import ClientError
 from chronik.doctor import Diagnosis

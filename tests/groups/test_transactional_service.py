@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -11,6 +10,7 @@ from uuid import UUID
 import pytest
 from tests.groups.fake_broker import FakeBroker, with_broker
 from tests.groups.play import GROUP, PRODUCER
+from tests.support.eventually import until
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.consumer_member import ConsumerHeartbeat
@@ -66,11 +66,6 @@ async def fetched(
 async def plain_commit(broker: FakeBroker, offset: int) -> None:
     request = CommitRequest(GROUP, -1, "", None, ((("t", 0), offset, -1, ""),))
     assert await broker.groups.commit(request) == {("t", 0): ErrorCode.none}
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 async def restarted(broker: FakeBroker) -> FakeBroker:
@@ -210,7 +205,7 @@ async def test_marker_during_verification_voids_it(broker: FakeBroker, first_epo
     broker.transaction_coordinators.may_answer.clear()
     producer = Producer(7, 1)
     waiting = asyncio.ensure_future(commit(broker, producer=producer))
-    await eventually(lambda: bool(broker.transaction_coordinators.calls))
+    await until(lambda: bool(broker.transaction_coordinators.calls))
     broker.end_transaction(GROUP, Producer(7, 1 + first_epoch), is_commit=False)
     size = len(broker.offsets_log(GROUP).batches)
     broker.transaction_coordinators.answer = ErrorCode.transaction_abortable
@@ -229,7 +224,7 @@ async def test_marker_of_the_last_transaction_does_not_void_the_next(broker: Fak
     await broker.groups.topic.ensure_exists()
     broker.transaction_coordinators.may_answer.clear()
     waiting = asyncio.ensure_future(commit(broker, producer=Producer(7, 1)))
-    await eventually(lambda: bool(broker.transaction_coordinators.calls))
+    await until(lambda: bool(broker.transaction_coordinators.calls))
     broker.end_transaction(GROUP, Producer(7, 1), is_commit=True)
     broker.transaction_coordinators.may_answer.set()
     assert await waiting is ErrorCode.none
@@ -258,7 +253,7 @@ async def test_new_leader_epoch_during_verification_voids_it(broker: FakeBroker)
     await plain_commit(broker, 3)
     broker.transaction_coordinators.may_answer.clear()
     waiting = asyncio.ensure_future(commit(broker))
-    await eventually(lambda: bool(broker.transaction_coordinators.calls))
+    await until(lambda: bool(broker.transaction_coordinators.calls))
     broker.offsets_log(GROUP).leader_epoch += 1
     broker.transaction_coordinators.may_answer.set()
     assert await waiting is ErrorCode.not_coordinator
@@ -271,7 +266,7 @@ async def test_marker_that_is_reported_before_the_append_it_follows_takes_effect
     broker.commits_allowed.clear()
     waiting = asyncio.ensure_future(commit(broker))
     log = broker.offsets_log(GROUP)
-    await eventually(lambda: len(log.batches) == 2)
+    await until(lambda: len(log.batches) == 2)
     broker.end_transaction(GROUP, PRODUCER, is_commit=True)
     assert await fetched(broker) == (3, ErrorCode.none)
     broker.commits_allowed.set()
@@ -371,7 +366,7 @@ async def test_offset_stays_pending_after_a_timeout_only_if_it_is_in_the_log(bro
         broker.commits_allowed.clear()
         written = asyncio.ensure_future(commit(broker))
         log = broker.offsets_log(GROUP)
-        await eventually(lambda: len(log.batches) == 2)
+        await until(lambda: len(log.batches) == 2)
         waiting = asyncio.ensure_future(commit(broker, group_id="other", producer=Producer(8, 0)))
         assert await written is ErrorCode.coordinator_not_available
         assert await waiting is ErrorCode.coordinator_not_available
@@ -420,7 +415,7 @@ async def test_deleted_topic_loses_its_pending_offsets(broker: FakeBroker) -> No
     await commit(broker)
     await broker.delete_topic("t")
     log = broker.offsets_log(GROUP)
-    await eventually(lambda: len(log.batches) == 2)
+    await until(lambda: len(log.batches) == 2)
     (tombstone,) = decode_batch(log.batches[-1])
     assert tombstone.value is None
-    await eventually(lambda: broker.groups.groups() == [])
+    await until(lambda: broker.groups.groups() == [])

@@ -14,7 +14,7 @@ import asyncio
 import contextvars
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.node.support_wire import errors_of
+from tests.support.eventually import until
 from tests.support.ports import free_ports
 
 from chronik.client.connection import Connection
@@ -196,17 +197,6 @@ class LocalNodes:
         finally:
             client.close()
         return response
-
-
-async def until(condition: Callable[[], Any], what: str = "", timeout_s: float = DEADLINE_S) -> Any:
-    """Wait until the condition is truthy and return its value."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + timeout_s
-    while not (value := condition()):
-        if loop.time() >= deadline_s:
-            raise AssertionError(f"not within {timeout_s} s: {what or 'the condition'}")
-        await asyncio.sleep(POLL_S)
-    return value
 
 
 def _wall_ms() -> int:

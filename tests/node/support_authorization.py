@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
+from tests.support.eventually import until
 
 from chronik.authorization.acls import (
     CLUSTER_NAME,

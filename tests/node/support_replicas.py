@@ -7,7 +7,6 @@ a wire without sockets that can be cut. Nothing here sleeps; `until` waits for a
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,15 +84,6 @@ TOPIC = "orders"
 TOPIC_ID = UUID(int=77)
 TIMEOUT_S = 10.0
 FETCH_VERSION = 18
-
-
-async def until(condition: Callable[[], object], what: str = "") -> None:
-    """Wait until the condition holds; raise AssertionError after a deadline."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"not within {TIMEOUT_S} s: {what or 'the condition'}")
-        await asyncio.sleep(0.002)
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -13,7 +13,8 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from tests.node.cluster_harness import SECRET, LocalNodes, until
+from tests.node.cluster_harness import SECRET, LocalNodes
+from tests.support.eventually import until
 from tests.support.handshake import NONCE, NotProven, Stranger, proven_connection
 
 from chronik.client.connection import Connection

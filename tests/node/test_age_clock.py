@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
+from tests.support.eventually import until
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.records import TopicPartition

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
 from tests.node.support_replicas import FakeCoordinator
+from tests.support.eventually import until
 
 from chronik.client.connection import Connection
 from chronik.node.broker import Broker

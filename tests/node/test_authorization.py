@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
 from tests.node.support_authorization import (
     ABSENT,
     ADMIN,
@@ -45,6 +45,7 @@ from tests.node.support_authorization import (
     set_acls,
 )
 from tests.node.support_wire import errors_of
+from tests.support.eventually import until
 
 from chronik.authorization.acls import Operation, PatternType, Permission
 from chronik.client.connection import Connection

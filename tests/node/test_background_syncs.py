@@ -8,7 +8,8 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from tests.node.support_replicas import TOPIC, Cluster, on_cluster, until
+from tests.node.support_replicas import TOPIC, Cluster, on_cluster
+from tests.support.eventually import until
 
 from chronik.metadata.commands import Assignment, CreateTopic
 from chronik.node.replicas.partition import Partition

@@ -13,7 +13,8 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
+from tests.support.eventually import until
 
 from chronik.metadata.commands import AllocateProducerIds
 from chronik.metadata.elections import BrokerStates

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.node.cluster_harness import until
+from tests.support.eventually import until
 
 from chronik.node.commit_log_thread import CommitLogThread
 

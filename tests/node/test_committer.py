@@ -15,6 +15,7 @@ from uuid import UUID
 from tests.node.support_async import async_test
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import NOW_MS, append_many, offsets
+from tests.support.eventually import until
 
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
@@ -113,11 +114,6 @@ class Node:
         files = [path for path in self.syncs[before:] if path.endswith(".log") or "/commit-log/" in path]
         return sorted(path.split("/")[-2] for path in files)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.005)
-
     def recovered(self) -> list[list[int]]:
         """Lose power and return the offsets that each log has."""
         self.disk.fail = lambda operation, path: None
@@ -175,7 +171,7 @@ async def test_segments_are_synced_before_a_file_of_the_commit_log_is_recycled(n
     for _ in range(120):
         await node.append()
     assert node.committer.commit_log._serial > 4
-    await node.until(lambda: node.committer._work is None)
+    await until(lambda: node.committer._work is None)
     frames = [path for path in node.syncs if "/commit-log/" in path]
     segments = [path for path in node.syncs if path.endswith(".log")]
     assert len(frames) > 100
@@ -191,7 +187,7 @@ async def test_a_node_continues_without_a_commit_log_that_fails(node: Node) -> N
     node.error = lambda path: None
     assert "commit-log" not in await node.append()
     # Once all segments are synced, it does not count: a truncation must not be undone by the next start.
-    await node.until(lambda: not node.folder.meta.commit_log)
+    await until(lambda: not node.folder.meta.commit_log)
     node.hosted[0].log.truncate_to(1)
     assert node.recovered() == [[0]] + [[0, 1, 2, 3]] * (LOGS - 1)
 
@@ -237,11 +233,11 @@ async def test_no_flush_of_a_log_begins_while_a_thread_changes_it(node: Node) ->
     node.syncs.clear()
     while len({path for path in node.syncs if path.endswith(".log")}) < LOGS - 1:
         await node.append()
-    await node.until(lambda: node.hosted[1].refusals > 2)
+    await until(lambda: node.hosted[1].refusals > 2)
     assert not any("/t1-0/" in path for path in node.syncs)
     assert node.committer.commit_log.flushed_upto == 0
     node.hosted[1].is_changing = False
-    await node.until(lambda: node.committer.commit_log.flushed_upto > 0)
+    await until(lambda: node.committer.commit_log.flushed_upto > 0)
     assert any("/t1-0/" in path for path in node.syncs)
 
 
@@ -306,7 +302,7 @@ async def test_a_commit_log_for_which_the_disk_has_no_room_begins_when_it_has() 
         async with opened(has_room=False) as node:
             assert "commit-log" not in await node.append()
             node.disk.capacity_bytes *= 2
-            await node.until(lambda: len(node.committer.commit_log._free) > 0)
+            await until(lambda: len(node.committer.commit_log._free) > 0)
             assert await node.append() == ["commit-log"]
 
 

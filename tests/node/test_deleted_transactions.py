@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
 from tests.node.support_transactions import PAUSE_S, TransactionalClient, leader
 from tests.node.test_read_committed import visible
 from tests.node.test_transactional_cluster import FETCH_VERSION, SETTINGS, TOPIC, send
+from tests.support.eventually import until
 
 from chronik.node.broker import Broker
 from chronik.wire.api import ApiKey

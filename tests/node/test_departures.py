@@ -12,7 +12,8 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
+from tests.support.eventually import until
 
 from chronik.metadata.controller import Controller, ControllerSettings
 from chronik.metadata.events import BrokerFenced, BrokerUnfenced

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
+from tests.support.eventually import until
 
 from chronik.node.disk_watch import CHECKS, DiskWatch
 from chronik.observe.logging import silent_logger
@@ -20,17 +20,12 @@ class Scene:
         self.watch.subscribe(lambda: self.changes.append(self.watch.is_stuck))
         self.late: list[str] = []
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.005)
-
 
 async def test_a_hung_write_marks_the_disk_stuck_until_it_ends() -> None:
     scene = Scene()
     hung = scene.watch.begin(lambda: scene.late.append("hung"))
     scene.watch.begin(lambda: scene.late.append("quick")).end()
-    await scene.until(lambda: scene.watch.is_stuck)
+    await until(lambda: scene.watch.is_stuck)
     assert scene.late == ["hung"]
     hung.end()
     hung.end()
@@ -41,7 +36,7 @@ async def test_a_hung_write_marks_the_disk_stuck_until_it_ends() -> None:
 async def test_the_disk_is_stuck_until_the_last_late_write_ends() -> None:
     scene = Scene()
     first, second = (scene.watch.begin(lambda: None) for _ in range(2))
-    await scene.until(lambda: first.is_late and second.is_late)
+    await until(lambda: first.is_late and second.is_late)
     first.end()
     assert scene.watch.is_stuck
     second.end()
@@ -55,14 +50,14 @@ async def test_many_writes_in_one_thread_are_not_late_while_each_one_ends() -> N
         await asyncio.sleep(TIMEOUT_MS / 2000)
         many.advance()
     assert not scene.late
-    await scene.until(lambda: scene.late == ["many"])
+    await until(lambda: scene.late == ["many"])
     many.end()
 
 
 async def test_a_late_background_write_does_not_mark_the_disk_stuck() -> None:
     scene = Scene()
     write = scene.watch.begin(lambda: scene.late.append("background"), is_vital=False)
-    await scene.until(lambda: scene.late)
+    await until(lambda: scene.late)
     assert not scene.watch.is_stuck
     write.end()
     assert scene.changes == []
@@ -88,7 +83,7 @@ async def test_a_job_wait_ends_at_the_disk_timeout_or_at_once_on_a_stuck_disk() 
     with pytest.raises(TimeoutError, match="does not answer"):
         await scene.watch.wait(never)
     hung = scene.watch.begin(lambda: None)
-    await scene.until(lambda: scene.watch.is_stuck)
+    await until(lambda: scene.watch.is_stuck)
     assert scene.watch.patience_s == 0
     with pytest.raises(TimeoutError, match="does not answer"):
         await scene.watch.wait(never)

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.node.support_replicas import TOPIC, Cluster, Node, on_cluster, until
+from tests.node.support_replicas import TOPIC, Cluster, Node, on_cluster
 from tests.node.test_replication_following import is_caught_up
+from tests.support.eventually import until
 
 from chronik.node.replicas import healing as healing_module
 from chronik.node.replicas import scrubber as scrubber_module

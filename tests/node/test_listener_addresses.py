@@ -11,8 +11,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
 from tests.support.certificates import Certificates
+from tests.support.eventually import until
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError

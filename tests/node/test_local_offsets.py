@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.node.support_replicas import Cluster, on_cluster, until
+from tests.node.support_replicas import Cluster, on_cluster
 from tests.node.test_replication_following import is_caught_up
+from tests.support.eventually import until
 
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
 from tests.node.support_authorization import DeniesEverything
 from tests.node.support_quotas import Client, QuotaWorld
+from tests.support.eventually import until
 
 from chronik.authorization.acls import Operation, ResourceType
 from chronik.node.serving.access import Access

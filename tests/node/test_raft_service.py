@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from random import Random
@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 from tests.raft.harness import founded, store_id, stored_log
 from tests.raft.memory_store import MemoryRaftStore
+from tests.support.eventually import until
 
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
@@ -121,15 +122,10 @@ class Scene:
         self.raft = RaftService(runtime, self.disk, node, self.store, peers, self.machine, self.fatal.append)
         self.raft.start()
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.005)
-
     async def until_established(self) -> None:
         """Wait until this node leads and has committed all its entries."""
-        await self.until(lambda: self.raft.node.is_leader)
-        await self.until(lambda: self.raft.node.commit_index == self.raft.node.last_index)
+        await until(lambda: self.raft.node.is_leader)
+        await until(lambda: self.raft.node.commit_index == self.raft.node.last_index)
 
     def votes(self) -> list[VoteReply]:
         return [message.body for message in self.peers.sent if isinstance(message.body, VoteReply)]
@@ -159,12 +155,12 @@ async def new_scene(
 
 async def test_a_single_voter_leads_and_applies_proposals(executor: ThreadPoolExecutor) -> None:
     async with new_scene(executor) as scene:
-        await scene.until(lambda: scene.raft.node.is_leader)
+        await until(lambda: scene.raft.node.is_leader)
         assert scene.raft.is_alone
         for number in range(20):
             assert isinstance(scene.raft.propose(b"%d" % number), ProposalId)
         before = scene.store.writes
-        await scene.until(lambda: len(scene.machine.applied) == 20)
+        await until(lambda: len(scene.machine.applied) == 20)
         assert scene.machine.applied == [b"%d" % number for number in range(20)]
         assert scene.store.writes - before <= 3, "what is proposed together is written together"
 
@@ -180,7 +176,7 @@ async def test_a_vote_is_sent_only_after_it_is_stored(executor: ThreadPoolExecut
         assert scene.votes() == []
         assert scene.store.stored.hard_state.vote is None
         scene.store.gate.set()
-        await scene.until(scene.votes)
+        await until(scene.votes)
         assert scene.votes() == [VoteReply(True)]
         durable = scene.store.load().hard_state
         assert (durable.term, durable.vote) == (7, 2)
@@ -208,9 +204,9 @@ async def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succee
         await scene.until_established()
         scene.store.failures = 2
         scene.raft.propose(b"x")
-        await scene.until(lambda: scene.raft.write_error is not None)
+        await until(lambda: scene.raft.write_error is not None)
         assert scene.machine.applied == []
-        await scene.until(lambda: scene.machine.applied == [b"x"])
+        await until(lambda: scene.machine.applied == [b"x"])
         assert len(scene.machine.failures) == 2
         assert scene.raft.write_error is None
 
@@ -232,14 +228,14 @@ async def test_closing_waits_for_the_running_write_and_starts_no_other(executor:
 
 async def test_a_failing_state_machine_stops_the_node(executor: ThreadPoolExecutor) -> None:
     async with new_scene(executor) as scene:
-        await scene.until(lambda: scene.raft.node.is_leader)
+        await until(lambda: scene.raft.node.is_leader)
 
         def refuse(entries: Sequence[Entry]) -> None:
             raise ValueError("a command from the future")
 
         scene.machine.apply = refuse  # type: ignore[method-assign]
         scene.raft.propose(b"x")
-        await scene.until(lambda: scene.fatal)
+        await until(lambda: scene.fatal)
         assert "future" in str(scene.fatal[0])
 
 
@@ -263,9 +259,9 @@ def vote_for(scene: Scene, *, is_pre_vote: bool) -> bool:
 
 async def lead(scene: Scene) -> None:
     """Make node 1 leader with the vote of node 2."""
-    await scene.until(lambda: vote_for(scene, is_pre_vote=True))
-    await scene.until(lambda: vote_for(scene, is_pre_vote=False))
-    await scene.until(lambda: scene.raft.node.is_leader)
+    await until(lambda: vote_for(scene, is_pre_vote=True))
+    await until(lambda: vote_for(scene, is_pre_vote=False))
+    await until(lambda: scene.raft.node.is_leader)
 
 
 def answer_all(scene: Scene, *peers: int) -> bool:
@@ -283,13 +279,13 @@ async def test_a_leader_with_a_hung_write_steps_down_and_starts_no_other_write(
 ) -> None:
     async with new_scene(executor, stored=stored_log(1, [1], THREE)) as scene:
         await lead(scene)
-        await scene.until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
+        await until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
         scene.store.gate.clear()
         proposal = scene.raft.propose(b"x")
         assert isinstance(proposal, ProposalId)
         writes = scene.store.begun
         # Both peers have the entry: it is committed, but not applied here.
-        await scene.until(lambda: answer_all(scene, 2, 3) and scene.raft.node.commit_index == proposal.index)
+        await until(lambda: answer_all(scene, 2, 3) and scene.raft.node.commit_index == proposal.index)
         assert scene.raft.write_error is None
         while scene.raft.write_error is None:
             assert scene.raft.node.is_leader
@@ -303,22 +299,22 @@ async def test_a_leader_with_a_hung_write_steps_down_and_starts_no_other_write(
         assert scene.store.begun == writes + 1
         assert scene.machine.applied == []
         scene.store.gate.set()
-        await scene.until(lambda: scene.machine.applied == [b"x"])
+        await until(lambda: scene.machine.applied == [b"x"])
         assert scene.raft.write_error is None
         assert not scene.disk.is_stuck
-        await scene.until(lambda: scene.raft.node.role is not RoleKind.FOLLOWER)
+        await until(lambda: scene.raft.node.role is not RoleKind.FOLLOWER)
 
 
 async def test_a_leader_whose_writes_fail_steps_down(executor: ThreadPoolExecutor) -> None:
     async with new_scene(executor, stored=stored_log(1, [1], THREE)) as scene:
         await lead(scene)
-        await scene.until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
+        await until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
         scene.store.failures = 1_000
         scene.raft.propose(b"x")
-        await scene.until(lambda: scene.raft.write_error is not None)
-        await scene.until(lambda: answer_all(scene, 2, 3) and not scene.raft.node.is_leader)
+        await until(lambda: scene.raft.write_error is not None)
+        await until(lambda: answer_all(scene, 2, 3) and not scene.raft.node.is_leader)
         scene.store.failures = 0
-        await scene.until(lambda: scene.machine.applied == [b"x"])
+        await until(lambda: scene.machine.applied == [b"x"])
 
 
 async def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
@@ -335,13 +331,13 @@ async def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
         assert scene.raft.write_error is not None
         assert not scene.disk.is_stuck
         scene.store.failures = 0
-        await scene.until(lambda: scene.raft.write_error is None)
+        await until(lambda: scene.raft.write_error is None)
         scene.store.cause = OSError(errno.EIO, "device")
         scene.store.failures = 1_000
         scene.raft.propose(b"y")
-        await scene.until(lambda: scene.disk.is_stuck)
+        await until(lambda: scene.disk.is_stuck)
         scene.store.failures = 0
-        await scene.until(lambda: not scene.disk.is_stuck)
+        await until(lambda: not scene.disk.is_stuck)
 
 
 async def test_closing_does_not_wait_for_a_hung_write(executor: ThreadPoolExecutor) -> None:
@@ -350,7 +346,7 @@ async def test_closing_does_not_wait_for_a_hung_write(executor: ThreadPoolExecut
         scene.store.gate.clear()
         begun = scene.store.begun
         scene.raft.propose(b"x")
-        await scene.until(lambda: scene.store.begun > begun)
+        await until(lambda: scene.store.begun > begun)
         async with asyncio.timeout(5 * DISK_TIMEOUT_MS / 1000):
             await scene.raft.close()
         assert not scene.store.is_closed, "a thread still writes to it"

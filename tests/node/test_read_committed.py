@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 from tests.node.cluster_harness import DEADLINE_S
-from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_cluster, until
+from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_cluster
 from tests.node.test_replication_following import is_caught_up
 from tests.node.test_transactional_produce import batch
+from tests.support.eventually import until
 
 from chronik.node.apis import describe_producers
 from chronik.node.serving.access import OPEN_ACCESS

@@ -15,7 +15,8 @@ from typing import Any
 import confluent_kafka
 import kafka
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
+from tests.support.eventually import until
 
 from chronik.node.broker import Broker
 from chronik.node.membership.topic_plans import NewTopic

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.node.support_replicas import Cluster, Node, on_cluster, until
+from tests.node.support_replicas import Cluster, Node, on_cluster
 from tests.node.test_healing import contents, housekeeping
 from tests.node.test_replication_following import is_caught_up
 from tests.storage.helpers import headers, open_transactions
+from tests.support.eventually import until
 
 from chronik.wire.batch import encode_batch
 

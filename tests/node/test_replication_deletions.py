@@ -8,7 +8,8 @@ import threading
 from typing import Any
 
 import pytest
-from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, on_cluster, until
+from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, on_cluster
+from tests.support.eventually import until
 
 from chronik.metadata.commands import DeleteTopic
 from chronik.node.config import NodeConfig

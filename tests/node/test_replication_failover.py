@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_cluster, until
+from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_cluster
 from tests.node.test_replication_following import is_caught_up
+from tests.support.eventually import until
 
 from chronik.metadata.calls import HandOver
 from chronik.metadata.image import NO_LEADER

@@ -11,9 +11,9 @@ from tests.node.support_replicas import (
     Cluster,
     ServerConnection,
     on_cluster,
-    until,
 )
 from tests.node.test_replication_following import is_caught_up
+from tests.support.eventually import until
 
 from chronik.wire.batch import decode_batch
 from chronik.wire.errors import ErrorCode

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.node.support_replicas import TOPIC, Cluster, on_cluster, until
+from tests.node.support_replicas import TOPIC, Cluster, on_cluster
+from tests.support.eventually import until
 
 from chronik.metadata.commands import AlterConfigs
 from chronik.node.replicas.partition_host import PartitionHost

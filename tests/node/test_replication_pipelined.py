@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.node.support_replicas import FETCH_VERSION, TOPIC_ID, Cluster, Node, ServerConnection, on_cluster, until
+from tests.node.support_replicas import FETCH_VERSION, TOPIC_ID, Cluster, Node, ServerConnection, on_cluster
 from tests.node.test_replication_fetches import written
 from tests.node.test_replication_following import is_caught_up
+from tests.support.eventually import until
 
 from chronik.node.replicas import replica_fetcher, replica_sessions
 from chronik.storage.syncing import SyncJob

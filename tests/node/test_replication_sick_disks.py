@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.node.support_replicas import Cluster, on_cluster, until
+from tests.node.support_replicas import Cluster, on_cluster
 from tests.node.test_replication_following import is_caught_up
+from tests.support.eventually import until
 
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import StorageError

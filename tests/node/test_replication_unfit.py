@@ -8,9 +8,10 @@ from uuid import UUID
 
 import pytest
 from tests.node.cluster_harness import LocalNodes
-from tests.node.support_replicas import TOPIC, Cluster, on_cluster, until
+from tests.node.support_replicas import TOPIC, Cluster, on_cluster
 from tests.node.support_transactions import create_topic
 from tests.node.test_replication_following import is_caught_up
+from tests.support.eventually import until
 
 from chronik.storage.disk import StorageFull
 from chronik.storage.folder import Claim, DataFolder

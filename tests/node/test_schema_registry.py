@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
+from tests.support.eventually import until
 
 from chronik.metadata.commands import ChangePartitions, PartitionChange, TopicChanges
 from chronik.metadata.image import SCHEMAS_TOPIC

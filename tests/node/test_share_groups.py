@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import DEADLINE_S, LocalNodes, until
+from tests.node.cluster_harness import DEADLINE_S, LocalNodes
 from tests.node.support_shares import (
     ACCEPT,
     GROUP,
@@ -24,6 +24,7 @@ from tests.node.support_shares import (
 )
 from tests.node.support_transactions import create_topic, leader
 from tests.node.support_wire import decoded
+from tests.support.eventually import until
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from random import Random
@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from tests.node.support_async import async_test
+from tests.support.eventually import until
 
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
@@ -160,12 +161,6 @@ async def test_many_files_are_synced_in_parallel_and_reported_as_they_finish(syn
     await syncer.settled()
     assert [partition.log.syncs for partition in partitions] == [1] * 10
     assert [partition.log.synced_end for partition in partitions] == [1] * 10
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @on_syncer

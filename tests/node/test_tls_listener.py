@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
 from tests.support.certificates import Certificates
+from tests.support.eventually import until
 
 from chronik.authorization.acls import ANONYMOUS
 from chronik.client.connection import Connection

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import LocalNodes
 from tests.node.test_any_node import FETCH_VERSION, create, leader_of, produce
+from tests.support.eventually import until
 
 from chronik.client.connection import Connection
 from chronik.metadata.image import TRACES_TOPIC

@@ -6,9 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.node.cluster_harness import DEADLINE_S, LocalNodes, until
+from tests.node.cluster_harness import DEADLINE_S, LocalNodes
 from tests.node.support_transactions import PAUSE_S, TransactionalClient, create_topic, leader
 from tests.node.test_read_committed import visible
+from tests.support.eventually import until
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError

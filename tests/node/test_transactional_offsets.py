@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.cluster_harness import DEADLINE_S, LocalNodes, until
+from tests.node.cluster_harness import DEADLINE_S, LocalNodes
 from tests.node.support_transactions import RETRIED, TransactionalClient, create_topic, leader
+from tests.support.eventually import until
 
 from chronik.client.cluster import Cluster
 from chronik.client.errors import ClientError

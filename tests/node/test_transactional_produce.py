@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.node.support_replicas import TOPIC, Cluster, Node, ServerConnection, on_cluster, until
+from tests.node.support_replicas import TOPIC, Cluster, Node, ServerConnection, on_cluster
 from tests.node.test_replication_following import is_caught_up
+from tests.support.eventually import until
 
 from chronik.node.replicas.partition import TransactionMarker
 from chronik.node.serving.held_bytes import HeldBytes

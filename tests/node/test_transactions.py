@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from tests.node.cluster_harness import DEADLINE_S, SECRET, LocalNodes, until
+from tests.node.cluster_harness import DEADLINE_S, SECRET, LocalNodes
 from tests.node.support_transactions import (
     TransactionalClient,
     coordinator_partition,
@@ -17,6 +17,7 @@ from tests.node.support_transactions import (
     leader,
     markers,
 )
+from tests.support.eventually import until
 from tests.support.handshake import proven_connection
 
 from chronik.client.errors import ConnectionLost
@@ -190,6 +191,7 @@ async def test_new_leader_drops_markers_that_were_sent_to_it_before(tmp_path: Pa
         await nodes.kill(old)
         new = await until(partial(leader, nodes, "orders", 0))
         partition_of_new = new.partition("orders", 0)
+        assert partition_of_new is not None
         await until(lambda: partition_of_new.leads)
         for broker, transport, request in senders:
             if not transport.is_closing():

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.node.support_replicas import FakeCoordinator, until
+from tests.node.support_replicas import FakeCoordinator
+from tests.support.eventually import until
 
 from chronik.node.replicas import verifier as verifier_module
 from chronik.node.replicas.verification import ProducedTransaction, UnverifiedBatch, Verification, Verifications

@@ -6,7 +6,8 @@ import asyncio
 from uuid import UUID
 
 import pytest
-from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_cluster, until
+from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, on_cluster
+from tests.support.eventually import until
 
 from chronik.metadata.commands import Assignment, CreateTopic
 from chronik.node.replicas.partition import Partition
