@@ -31,8 +31,15 @@ from tests.support.eventually import eventually
 RECORDS = 2_000
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("hurt", [remove, cut_at_a_batch])
+@pytest.mark.parametrize(
+    ("hurt", "is_first"),
+    [
+        (remove, True),
+        (cut_at_a_batch, False),
+        pytest.param(remove, False, marks=pytest.mark.soak),
+        pytest.param(cut_at_a_batch, True, marks=pytest.mark.soak),
+    ],
+)
 def test_a_replica_that_lost_records_does_not_lead(
     start_nodes: StartNodes, hurt: Callable[[Path], object], is_first: bool
 ) -> None:
@@ -67,7 +74,7 @@ def have_hurt_replica_return_first(nodes: Nodes, topic: str, hurt: Callable[[int
     nodes.start(state.leader)
 
 
-@pytest.mark.parametrize("hurt", [remove, cut_at_a_batch, damage_a_batch])
+@pytest.mark.parametrize("hurt", [remove, pytest.param(cut_at_a_batch, marks=pytest.mark.soak), damage_a_batch])
 def test_a_replica_that_lost_records_does_not_lead_while_the_last_leader_is_down(
     start_nodes: StartNodes, hurt: Callable[[Path], object]
 ) -> None:
