@@ -10,6 +10,7 @@ import pytest
 from tests.cluster.support_cluster import NODES, Nodes
 from tests.cluster.support_fixtures import nodes_of, pytest_runtest_makereport, results
 from tests.cluster.support_tools import KafkaTools
+from tests.support.node import SMALL_FILES
 
 __all__ = ["pytest_runtest_makereport", "results"]
 
@@ -23,7 +24,7 @@ def start_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Star
 
     def start(count: int = NODES, *, cuttable: bool = False, disk_switches: bool = False, **settings: Any) -> Nodes:
         folder = tmp_path / f"cluster-{len(started) + 1}"
-        nodes = Nodes(folder, count, settings, cuttable=cuttable, disk_switches=disk_switches)
+        nodes = Nodes(folder, count, {**SMALL_FILES, **settings}, cuttable=cuttable, disk_switches=disk_switches)
         started.append(nodes_of(request.config, nodes))
         return next(started[-1])
 
@@ -41,7 +42,7 @@ def nodes(start_nodes: StartNodes) -> Nodes:
 @pytest.fixture(scope="session")
 def shared_nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three nodes for all tests that use their own topics and groups and leave every node running."""
-    yield from nodes_of(request.config, Nodes(tmp_path_factory.mktemp("shared-cluster")))
+    yield from nodes_of(request.config, Nodes(tmp_path_factory.mktemp("shared-cluster"), settings=SMALL_FILES))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.node.support_wire import errors_of
 from tests.support.eventually import until
+from tests.support.node import SMALL_FILES
 from tests.support.ports import free_ports
 
 from chronik.client.connection import Connection
@@ -103,6 +104,7 @@ class LocalNodes:
             **{
                 "data_dir": str(self.folder / f"node-{node_id}"),
                 "default_replication_factor": 3,
+                **SMALL_FILES,
                 **self.settings,
                 **settings,
             },

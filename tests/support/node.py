@@ -23,6 +23,8 @@ READY_TIMEOUT_S = 15.0
 EXIT_TIMEOUT_S = 20.0
 LOG_TAIL_LINES = 60
 PORT_TRIES = 3
+SMALL_FILES: Mapping[str, Any] = {"commit_log_bytes": 4 * 1024 * 1024}
+"""For the nodes of tests: a start writes 1 MiB, not 16, and files of the commit log are recycled while a test runs."""
 
 
 class NodeFailed(Exception):
@@ -42,7 +44,7 @@ class Node:
         """`runs_checkout`: run the checkout even if the nodes of this test run are those of an installed wheel."""
         self.folder = folder
         self._runs_checkout = runs_checkout
-        self.settings = dict(settings or {})
+        self.settings = {**SMALL_FILES, **(settings or {})}
         self.node_id = int(self.settings.get("node_id", 1))
         self.data_dir = folder / f"node-{self.node_id}"
         self.log_path = folder / f"node-{self.node_id}.log"
