@@ -247,6 +247,20 @@ async def test_a_truncation_within_a_batch_lowers_the_recovery_point_to_where_th
 
 
 @on_cluster()
+async def test_batches_that_arrive_before_the_log_is_open_are_not_overtaken(cluster: Cluster) -> None:
+    host, former = cluster[1].host, cluster[1].partition
+    topic, error = host.image.topics[TOPIC], KafkaError(ErrorCode.not_leader_or_follower, "its log is not open")
+    del host.partitions[(TOPIC, 0)]
+    for sequence in (0, 1):
+        host.refused(topic, 0, numbered(sequence), error, 0)
+    host._opened(topic, 0, former.log, 0)
+    partition = cluster[1].partition
+    assert partition is not former
+    assert appended(partition, 2) is ErrorCode.not_leader_or_follower
+    assert [appended(partition, sequence) for sequence in (0, 1, 2)] == [ErrorCode.none] * 3
+
+
+@on_cluster()
 async def test_metadata_changes_during_a_truncation_wait_until_it_ends(cluster: Cluster) -> None:
     await cluster[1].produce(b"first")
     await until(lambda: is_caught_up(cluster))
