@@ -338,11 +338,14 @@ class _CopiedDisk(ProcessDisk):
     def __init__(self, host: Host) -> None:
         faultless = {"locks": {}, "is_failing": False, "sync_error_share": 0.0, "lacks": lambda more_bytes: 0}
         device: Any = SimpleNamespace(root=host.disk.root.copy(), **faultless)
-        nobody: Any = SimpleNamespace(check_alive=lambda: None, reached=lambda point: None)
+        nobody: Any = SimpleNamespace(check_alive=lambda: None)
         self.device, self.process = device, nobody
 
     def begin(self, operation: str, size_bytes: int = 0) -> None:
         return
 
     def sync(self, operation: str) -> None:
+        return
+
+    def end(self, point: str) -> None:
         return
