@@ -11,6 +11,7 @@ from tests.support.eventually import until
 from chronik.metadata.calls import HandOver
 from chronik.metadata.image import NO_LEADER
 from chronik.node.replicas.partition import Partition
+from chronik.replication.follower import PartitionFollower, Truncate
 from chronik.replication.leader import PartitionLeader
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -215,6 +216,49 @@ async def test_a_truncation_lowers_the_recovery_point_first(cluster: Cluster) ->
     cluster.heal()
     await until(lambda: cluster[1].partition.log_end_offset == 1)
     assert seen == [f"{TOPIC} 0 {TOPIC_ID} 1"]
+
+
+@on_cluster()
+async def test_a_truncation_within_a_batch_lowers_the_recovery_point_to_where_the_log_ends(cluster: Cluster) -> None:
+    await cluster[1].produce(b"first")
+    await until(lambda: is_caught_up(cluster))
+    cluster.cut(1, 2)
+    cluster.cut(1, 3)
+    cluster[1].append(b"a", b"b", b"c")
+    host, partition = cluster[1].host, cluster[1].partition
+    await host.record_recovery_points()
+    points = cluster.path / "node-1" / "recovery-points"
+    assert points.read_text().splitlines()[2] == f"{TOPIC} 0 {TOPIC_ID} 4"
+    cluster.change(leader=2, isr=(2, 3))
+    await until(lambda: isinstance(partition.role, PartitionFollower))
+    seen: list[str] = []
+    truncate = partition.log.truncate_to
+
+    def truncate_to(offset: int) -> None:
+        truncate(offset)
+        # A kill at this moment must not look like a loss.
+        seen.append(points.read_text().splitlines()[2])
+
+    partition.log.truncate_to = truncate_to  # type: ignore[method-assign]
+    assert isinstance(partition.role, PartitionFollower)
+    # DeleteRecords has moved the start of the leader's epoch into the batch.
+    assert await host.replication.truncate(partition, partition.role, Truncate(3, below_watermark=False))
+    assert partition.log_end_offset == 1
+    assert seen == [f"{TOPIC} 0 {TOPIC_ID} 1"]
+
+
+@on_cluster()
+async def test_batches_that_arrive_before_the_log_is_open_are_not_overtaken(cluster: Cluster) -> None:
+    host, former = cluster[1].host, cluster[1].partition
+    topic, error = host.image.topics[TOPIC], KafkaError(ErrorCode.not_leader_or_follower, "its log is not open")
+    del host.partitions[(TOPIC, 0)]
+    for sequence in (0, 1):
+        host.refused(topic, 0, numbered(sequence), error, 0)
+    host._opened(topic, 0, former.log, 0)
+    partition = cluster[1].partition
+    assert partition is not former
+    assert appended(partition, 2) is ErrorCode.not_leader_or_follower
+    assert [appended(partition, sequence) for sequence in (0, 1, 2)] == [ErrorCode.none] * 3
 
 
 @on_cluster()

@@ -9,10 +9,12 @@ from unittest.mock import patch
 from tests.sim.planted import Planted
 from tests.sim.planted_disks import Found
 
+from chronik.node.replicas.partition import Partition
 from chronik.storage import folder
-from chronik.storage.commit_log import CommitLog
+from chronik.storage.commit_log import CommitLog, Entry, LogId
 from chronik.storage.log import Log
-from chronik.testing.sim.aimed_scenarios import DeposedLeaders
+from chronik.storage.replaying import ReplayReport, read_entries
+from chronik.testing.sim.aimed_scenarios import DeposedLeaders, LostCommitLogs, SteppedJobs
 from chronik.testing.sim.disk import SimFile
 from chronik.testing.sim.scenario import SingleNode
 
@@ -51,9 +53,26 @@ def truncated_entries_are_not_cancelled() -> AbstractContextManager[Any]:
     return patch.object(CommitLog, "void", void)
 
 
+def flush_begins_beside_a_truncation() -> AbstractContextManager[Any]:
+    """A flush writes its mark of the durable end, and its checkpoint, into a log that a thread truncates or closes."""
+    return patch.object(Partition, "can_flush", True)
+
+
+def lost_commit_log_counts_as_unused() -> AbstractContextManager[Any]:
+    """A commit log without any frame is taken for one that was never used: its node may lead at once."""
+
+    def read_without_alarm(*args: Any) -> tuple[dict[LogId, list[Entry]], ReplayReport]:
+        entries, report = read_entries(*args)
+        return entries, report if report.frames else ReplayReport()
+
+    return patch.object(folder, "read_entries", read_without_alarm)
+
+
 PLANTED_IN_COMMIT_LOG: dict[Planted, Found] = {
     acknowledged_only_in_the_commit_log: Found(SingleNode.name, 20),
     commit_log_is_recycled_before_the_flush: Found(SingleNode.name, 25),
     commit_log_is_not_synced: Found(SingleNode.name, 25),
-    truncated_entries_are_not_cancelled: Found(DeposedLeaders.name, 7),
+    truncated_entries_are_not_cancelled: Found(DeposedLeaders.name, 5),
+    flush_begins_beside_a_truncation: Found(SteppedJobs.name, 27),
+    lost_commit_log_counts_as_unused: Found(LostCommitLogs.name, 2),
 }

@@ -10,6 +10,7 @@ import pytest
 from tests.sim.machines import Machines
 
 from chronik.node.membership.cluster_member import STORE_NAME
+from chronik.storage.commit_log import FILE_BYTES_MIN, FILES_MAX, Entry, LogId
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import read_file, write_file_atomic
 from chronik.storage.folder import DataFolder, RecoveryPoint
@@ -134,6 +135,25 @@ def test_a_removed_raft_store_can_be_restored(stopped: Stopped) -> None:
     stopped.machines.hosts[0].power_off()
     stopped.machines.restart()
     assert read_file(stopped.machines.disk(), f"{NODE}/{STORE_NAME}") == b"store"
+
+
+def test_a_lost_commit_log_is_noticed_if_it_counted() -> None:
+    notes = set()
+    for seed in range(12):
+        machines = Machines(count=1)
+        disk = machines.disk()
+        commit_log = DataFolder.open(disk, NODE, 1, "c").begin_commit_log(UUID(int=1), FILES_MAX * FILE_BYTES_MIN)
+        commit_log.add_file()
+        files = NodeFiles(machines.hosts[0], NODE, 1)
+        assert files.lose_commit_log(Random(seed)) is None
+        commit_log.write([Entry(LogId(TOPIC_ID, 0), 0, 0, 1, b"x")])
+        machines.hosts[0].power_off()
+        notes.add(files.lose_commit_log(Random(seed)))
+        machines.restart()
+        replayed = DataFolder.open(machines.disk(), NODE, 1, "c").replayed
+        assert replayed is not None and replayed.damage
+        machines.bury()
+    assert notes == {f"lost the {what} of its commit log" for what in ("folder", "files", "frames")}
 
 
 def test_rot_damages_a_closed_segment_only_and_spares_the_given_logs(stopped: Stopped) -> None:

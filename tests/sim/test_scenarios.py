@@ -16,6 +16,7 @@ from _pytest.mark import ParameterSet
 
 import chronik
 from chronik.testing.sim import Report, run_seed
+from chronik.testing.sim.aimed_scenarios import SteppedJobs
 from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, FiveNodes, ShareGroups, ThreeNodes
 from chronik.testing.sim.scenario import SingleNode
 from chronik.testing.sim.transaction_scenario import Transactions
@@ -29,6 +30,7 @@ KNOWN = {
     Transactions.name: range(4),
     ConsumerGroups.name: range(4),
     ShareGroups.name: range(27, 31),
+    SteppedJobs.name: range(4),
 }
 FRESH = {
     SingleNode.name: 10,
@@ -38,6 +40,7 @@ FRESH = {
     Transactions.name: 4,
     ConsumerGroups.name: 4,
     ShareGroups.name: 4,
+    SteppedJobs.name: 4,
 }
 KNOWN_IN_MAKE_TEST = {SingleNode.name: 4}
 """How many of the known seeds run in `make test`, if not one. Seeds of one node are cheap."""

@@ -643,6 +643,14 @@ class Log:
             number_file=start_file if is_start_set else None,
         )
 
+    def end_after_truncation(self, offset: int) -> int:
+        """Return where `truncate_to(offset)` would end the log: at `offset`, or before it. Blocks."""
+        if offset >= self.log_end_offset:
+            return self.log_end_offset
+        if offset <= self.log_start_offset:
+            return offset
+        return _end_below(self._segments.all[self._segments.index_of(offset)], offset)[0]
+
     def truncate_to(self, offset: int) -> None:
         """Drop every batch that reaches `offset` or above (a follower truncating to match its leader). Blocks.
 
@@ -657,13 +665,7 @@ class Log:
         self._leave_commit_log()
         index = self._segments.index_of(offset)
         segment = self._segments.all[index]
-        end_offset, position = segment.base_offset, None
-        with segment.view() as view:
-            for at, header in view.walk(view.position_near(offset - 1)):
-                if header.last_offset >= offset:
-                    position = at
-                    break
-                end_offset = header.next_offset
+        end_offset, position = _end_below(segment, offset)
         lower_synced_end(self.disk, self.folder, end_offset)
         self.log_end_offset = end_offset
         self._remove_last(index + 1)
@@ -959,6 +961,17 @@ class Log:
         if job.is_done:
             self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)
         return job.cleanup(deleted, lambda: self._cleaned_upto)
+
+
+def _end_below(segment: LogSegment, offset: int) -> tuple[int, int | None]:
+    """Return the end of the last batch below `offset`, and the position of the batch that reaches `offset`, if any."""
+    end_offset = segment.base_offset
+    with segment.view() as view:
+        for at, header in view.walk(view.position_near(offset - 1)):
+            if header.last_offset >= offset:
+                return end_offset, at
+            end_offset = header.next_offset
+    return end_offset, None
 
 
 def _stamp_times(

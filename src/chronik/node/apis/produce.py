@@ -215,11 +215,9 @@ class PendingProduce:
             topic = node.metadata.image.topics.get(name)
             if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
                 raise
-            hosted = node.host.partitions.get((name, response.partition))
             if not forwarding.can_forward(connection, topic, response.partition, self._acks):
-                if hosted is not None:
-                    # This node may lead again: its lease may be renewed, or a handover may be cancelled.
-                    hosted.refused(records, error, now_ms)
+                # This node may lead soon: its log is opened, its lease renewed, or a handover cancelled.
+                node.host.refused(topic, response.partition, records, error, now_ms)
                 raise
             node.host.check_forwardable(topic, response.partition, records, now_ms)
         self._forward(response, topic, records)

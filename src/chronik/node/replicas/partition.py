@@ -444,6 +444,11 @@ class Partition:
         if error.code in TEMPORARY_ERRORS and len(records) >= HEADER_BYTES:
             self._refused.note(read_batch_header(records), error.code, self.log.producers, now_ms)
 
+    def take_refused(self, refused: RefusedBatches | None) -> None:
+        """Take the batches that were refused before the log was open."""
+        if refused is not None:
+            self._refused = refused
+
     def check_forwardable(self, records: memoryview, now_ms: int) -> None:
         """Raise if the leader may lack earlier batches that this batch's producer sent here while this node led."""
         if len(records) < HEADER_BYTES or not (self._refused or self._is_in_doubt):

@@ -63,6 +63,8 @@ OPEN_IN_TURN = 128
 """A thread opens this many logs, while others open further ones."""
 HOST_IN_TURN = 64
 MOVED_AWAY_MAX = 1_000
+REFUSED_MAX = 1_000
+"""Partitions that are not open yet whose refused batches are remembered."""
 SYNCED_AT_ONCE = 4
 """How many logs are synced together while no request waits for them: as many as a thread syncs one after another."""
 SYNC_ROUNDS_MAX = 50
@@ -135,6 +137,8 @@ class PartitionHost:
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._moved_away: dict[tuple[UUID, int], RefusedBatches] = {}
         """What the leader may lack, by partition that this node led and no longer has."""
+        self._refused: dict[tuple[UUID, int], RefusedBatches] = {}
+        """Batches that were refused because the log was not open yet, by partition."""
         self._unopened: dict[tuple[str, int], UUID] = {}
         self._missing: dict[tuple[UUID, int], TopicImage] = {}
         self._refetched: dict[tuple[UUID, int], str] = {}
@@ -561,6 +565,7 @@ class PartitionHost:
         topic_now = current or topic
         settings = partition_settings(self._settings_of(topic_now), self.image, topic_now, index)
         partition = Partition(topic, index, log, settings, watermark, self._runtime, self._syncer, self.replication)
+        partition.take_refused(self._refused.pop((topic.id, index), None))
         self.partitions[(topic.name, index)] = partition
         if loss is not None:
             partition.loss = loss
@@ -765,6 +770,17 @@ class PartitionHost:
             hosted.check_forwardable(records, now_ms)
         elif (unresolved := self._moved_away.get((topic.id, index))) and len(records) >= HEADER_BYTES:
             unresolved.check(read_batch_header(records), NO_PRODUCERS, now_ms)
+
+    def refused(self, topic: TopicImage, index: int, records: memoryview, error: KafkaError, now_ms: int) -> None:
+        """Remember a batch that failed with `error`, so that its producer's later batches do not overtake it."""
+        hosted = self.partition_by_id(topic.id, index)
+        if hosted is not None:
+            hosted.refused(records, error, now_ms)
+        elif self._is_assigned(topic.partition(index)) and len(records) >= HEADER_BYTES:
+            if (topic.id, index) not in self._refused and len(self._refused) >= REFUSED_MAX:
+                del self._refused[next(iter(self._refused))]
+            refused = self._refused.setdefault((topic.id, index), RefusedBatches())
+            refused.note(read_batch_header(records), error.code, NO_PRODUCERS, now_ms)
 
     def other_leader(self, topic: str, index: int) -> tuple[tuple[int, int], BrokerImage] | None:
         """Return the leader if it is another node, as (id, leader epoch) and broker, to redirect a client."""

@@ -386,7 +386,7 @@ class Replication:
         lost = [] if fetches_again or isinstance(decision, StartOver) else log.producers.first_from(offset)
         try:
             # Before the truncation: otherwise, after a crash, the missing end would look like damage.
-            await self._checkpoints.lower(partition, 0 if keeps else min(offset, before))
+            await self._checkpoints.lower(partition, 0 if keeps else await self._end_after(log, decision))
         except OSError as error:
             self._log.error("recovery_point_not_lowered", topic=partition.topic, error=str(error))
             partition.truncation_ended(before)
@@ -410,6 +410,15 @@ class Replication:
             # Not the log's end: a set-aside removes whole segments, and the leader has the records below `offset`.
             partition.truncation_ended(offset, lost, _unknown(FETCHED_AGAIN) if fetches_again else None)
         return is_done
+
+    async def _end_after(self, log: Log, decision: Truncate | StartOver) -> int:
+        """Return where the truncation will end the log: before `offset`, if that lies inside a batch."""
+        if isinstance(decision, StartOver):
+            return min(decision.offset, log.log_end_offset)
+        try:
+            return await self._runtime.run_blocking(partial(log.end_after_truncation, decision.offset))
+        except KafkaError:
+            return 0  # The chain of batches is broken, which the truncation reports.
 
     def _truncate_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> list[str]:
         """Truncate the log in a thread, and return the folders of the segments that were set aside before."""

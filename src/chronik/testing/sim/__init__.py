@@ -1,7 +1,7 @@
 """The simulator: the real node code on virtual time, with a network and disks that fail, all from one seed.
 
     world               one heap of events, the virtual clock, random streams, a hash over all events
-    loop                an asyncio loop for each process; threads: its executor
+    loop                an asyncio loop for each process; threads: its executor; steps: jobs that interleave
     host                a machine with its clocks; it outlives the processes that run on it
     network             links that are slow or cut, connections that break; transport: one end of a connection
     disk                page cache and durable part, lost and torn writes, full and slow; tree: files and folders
@@ -22,8 +22,9 @@
                         transaction_scenario
     runner              `run_seed`; campaign: many seeds; tripwires: traps for the real clock, randomness and threads
 
-A crash is not a cancel: the process's loop is marked dead and its handles are dropped. Its tasks are kept until the run
-is over, so that none of their `finally` blocks can repair anything. Anything that a dead task touches raises `Crashed`.
+A crash is not a cancel: the process's loop is marked dead and its handles are dropped. Its tasks and its jobs in steps
+are kept until the run is over, so that none of their `finally` blocks can repair anything. Anything that a dead task
+touches raises `Crashed`.
 """
 
 from chronik.testing.sim.runner import Report, run_seed

@@ -4,6 +4,8 @@
 - Below their watermarks, all replicas have the same batches forever.
 - The leader of the newest epoch has every batch that was ever below a watermark.
 - Under `synced`, the devices of all in-sync replicas have everything below the leader's watermark.
+- Of a replica with a commit log, the mark of the durable end is not above its log's end: after a kill it would report a
+  loss.
 - The last stable offset of a replica is never above its watermark, and never goes backwards while its process runs.
 
 This applies to the topics of clients and to internal topics. Replicas compact at different times: in a compacted topic,
@@ -18,7 +20,7 @@ from collections.abc import Container
 
 from chronik.node.broker import Broker
 from chronik.node.replicas.partition import Partition
-from chronik.testing.sim.durable_ends import DurableEnds
+from chronik.testing.sim.durable_ends import DurableEnds, marked_end
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.world import World
 from chronik.wire.batch import check_batches
@@ -72,8 +74,11 @@ class Auditor:
         if not broker.host.is_open:
             return
         for hosted in list(broker.host.partitions.values()):
-            if hosted.topic in self._topics and not hosted.is_closed and not hosted.jobs.is_exclusive:
+            if hosted.is_closed or hosted.jobs.is_exclusive:
+                continue
+            if hosted.topic in self._topics:
                 self._check_partition(node, hosted)
+            self._check_mark(node, hosted)
 
     def _check_partition(self, node: SimNode, hosted: Partition) -> None:
         name = f"{hosted.topic}-{hosted.index}"
@@ -124,6 +129,16 @@ class Auditor:
                     f"the watermark of {name} is {watermark}, but the device of {node.host.name}, which is in sync, "
                     f"lacks records below it; its log ends at {copy.log_end_offset}"
                 )
+
+    def _check_mark(self, node: SimNode, hosted: Partition) -> None:
+        if hosted.log.frames is None or node.may_log or hosted.is_damaged:
+            return
+        mark = marked_end(node.host.disk, hosted.log.folder)
+        if mark > hosted.log_end_offset:
+            self._world.violated(
+                f"{node.host.name}, {hosted.topic}-{hosted.index}: the log ends at {hosted.log_end_offset}, but its "
+                f"mark of the durable end is {mark}"
+            )
 
     def _check_only_leader(self, known: dict[int, str], number: int, name: str, what: str) -> None:
         if known.setdefault(number, name) != name:

@@ -70,6 +70,7 @@ class ThreeNodes(Scenario):
     scrub_interval_ms: int = 500
     audited: ClassVar[tuple[str, ...]] = (TOPIC, OFFSETS_TOPIC, COMPACTED_TOPIC)
     node_settings: ClassVar[Mapping[str, object]] = {}
+    synced_share: ClassVar[float] = 0.75
 
     def build(self) -> None:
         self.has_lone_cut = self.draws_lone_cut()
@@ -77,7 +78,7 @@ class ThreeNodes(Scenario):
             self.busy_s = 8.5
             self.strikes_from_the_start = False
         random = self.random
-        self.is_synced = random.random() < 0.75
+        self.is_synced = random.random() < self.synced_share
         hosts = [Host(self.world, self.network, f"node-{n}", f"10.0.0.{n}") for n in range(1, self.node_count + 1)]
         lag_ms_max = random.choice((1_000, 3_000))
         for node_id, host in enumerate(hosts, 1):

@@ -15,7 +15,7 @@ from chronik.testing.sim.node_files import NodeFiles
 from chronik.testing.sim.world import World
 
 CHECK_S = 0.2
-MAY_LOG_WHILE_DAMAGED = frozenset(["log_damaged"])
+MAY_LOG_WHILE_DAMAGED = frozenset(["log_damaged", "commit_log_damaged"])
 
 
 class DamageTracker:

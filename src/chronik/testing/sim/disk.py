@@ -2,6 +2,10 @@
 
 Each operation takes time, may fail, and is a crash point of the process. In a dead process every operation raises
 `Crashed`, so that code that runs while it unwinds changes nothing.
+
+If the process has a `SteppedExecutor`, other code runs between the begin of an operation in a thread and its effect:
+files and folders are looked up after that. A sync also takes time after its effect: it does not cover what is written
+until it returns.
 """
 
 from __future__ import annotations
@@ -124,6 +128,7 @@ class ProcessDisk:
         self._world.trace(operation, self.process.serial, size_bytes)
         self.process.charge((CALL_S + size_bytes * BYTE_S) * self.device.slowness)
         self.process.reached(operation)
+        self.process.step()
         device = self.device
         if device.is_failing and operation in WRITES and operation != "disk.sync":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -134,6 +139,12 @@ class ProcessDisk:
         self.begin(operation)
         device = self.device
         self.process.charge(SYNC_S_MIN + device.random.expovariate(1.0) * device.sync_s)
+        self.process.step(ends_within=True)
+
+    def end(self, point: str) -> None:
+        """Pass the time until the operation returns, and its crash point."""
+        self.process.step()
+        self.process.reached(point)
 
     def _folder(self, path: str) -> FolderNode:
         folder = self.device.root.folder(path)
@@ -155,8 +166,11 @@ class ProcessDisk:
             if not create:
                 _no_such(path)
             self.begin("disk.create")
-            node = FileNode()
-            folder.change(None, name, node)
+            folder, name = self._parent(path)
+            node = folder.names.get(name)
+            if node is None:
+                node = FileNode()
+                folder.change(None, name, node)
         if not isinstance(node, FileNode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return SimFile(self, node, path)
@@ -174,8 +188,10 @@ class ProcessDisk:
             child = node.names.get(name)
             if child is None:
                 self.begin("disk.mkdir")
-                child = FolderNode()
-                node.change(None, name, child)
+                child = node.names.get(name)
+                if child is None:
+                    child = FolderNode()
+                    node.change(None, name, child)
             if not isinstance(child, FolderNode):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             node = child
@@ -186,7 +202,7 @@ class ProcessDisk:
         if not isinstance(folder.names.get(name), FileNode):
             _no_such(path)
         folder.change(name, None, None)
-        self.process.reached("disk.removed")
+        self.end("disk.removed")
 
     def rename(self, old: str, new: str) -> None:
         self.begin("disk.rename")
@@ -205,12 +221,12 @@ class ProcessDisk:
             target.change(None, new_name, node)
             target.sync()
             folder.change(old_name, None, None)
-        self.process.reached("disk.renamed")
+        self.end("disk.renamed")
 
     def sync_dir(self, path: str) -> None:
         self.sync("disk.sync_dir")
         self._folder(path).sync()
-        self.process.reached("disk.synced_dir")
+        self.end("disk.synced_dir")
 
     def exists(self, path: str) -> bool:
         self.process.check_alive()
@@ -224,7 +240,7 @@ class ProcessDisk:
     def rmtree(self, path: str) -> None:
         folder = self._folder(path)
         for name in sorted(folder.names):
-            if isinstance(folder.names[name], FolderNode):
+            if isinstance(folder.names.get(name), FolderNode):
                 self.rmtree(f"{path}/{name}")
             else:
                 self.begin("disk.remove")
@@ -259,11 +275,18 @@ class SimFile:
     def _begin(self, operation: str, size_bytes: int = 0) -> None:
         self._check_open()
         self._disk.begin(operation, size_bytes)
+        self._check_still_open(operation)
 
     def _check_open(self) -> None:
         self._disk.process.check_alive()
         if not self._is_open:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
+
+    def _check_still_open(self, operation: str) -> None:
+        """Report a violation if other code closed the file since the operation began: another file could be hit."""
+        if not self._is_open:
+            self._disk.process.world.violated(f"{self._path} was closed while a thread was in {operation}")
+            self._check_open()
 
     def pwrite(self, data: Buffer, at: int) -> None:
         content = bytes(data)
@@ -273,7 +296,7 @@ class SimFile:
             self.node.change(Write(at, content[: max(0, len(content) - missing)]))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.node.change(Write(at, content))
-        self._disk.process.reached("disk.written")
+        self._disk.end("disk.written")
 
     def pwrite_durably(self, parts: Sequence[Buffer], at: int) -> None:
         self.pwrite(b"".join(parts), at)
@@ -295,13 +318,14 @@ class SimFile:
     def datasync(self) -> None:
         self._check_open()
         self._disk.sync("disk.sync")
+        self._check_still_open("disk.sync")
         device = self._disk.device
         if device.is_failing or (device.sync_error_share and device.random.random() < device.sync_error_share):
             device.syncs_failed += 1
             self.node.fail_sync()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self.node.sync()
-        self._disk.process.reached("disk.synced")
+        self._disk.end("disk.synced")
 
     def size(self) -> int:
         self._check_open()

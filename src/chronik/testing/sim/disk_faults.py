@@ -30,8 +30,12 @@ FILE_FAULTS: Mapping[str, int] = {
     "old_store": 5,
 }
 """Faults that damage the files of one node, and their weights."""
+LOSE_COMMIT_LOG = "lose_commit_log"
+"""One more of them, which seeds of `bad-disks` and `five-nodes` do not draw."""
 ALL_SHARE = 0.6
 """How often all other nodes go down with the node whose files are damaged."""
+POWER_SHARE = 0.8
+"""How often a machine loses its memory with its commit log."""
 LATER_S = (0.5, 3.0)
 """After nodes went down together, some of them start this much later than the first."""
 LAGGING_S = (2.5, 4.0)
@@ -53,7 +57,15 @@ class DiskNemesis(ClusterNemesis):
 
     def __init__(self, targets: Targets, kinds: Sequence[str]) -> None:
         super().__init__(targets)
-        weights = {**CLUSTER_FAULTS, **FILE_FAULTS, "rot": 8, "lose_all_stores": 4, "fail_disk": 3, "hang_disk": 3}
+        weights = {
+            **CLUSTER_FAULTS,
+            **FILE_FAULTS,
+            LOSE_COMMIT_LOG: 8,
+            "rot": 8,
+            "lose_all_stores": 4,
+            "fail_disk": 3,
+            "hang_disk": 3,
+        }
         self._faults = {kind: weights[kind] for kind in kinds}
         self.damage = DamageTracker(self._world, targets.nodes)
         self._stores: list[tuple[SimNode, FileNode]] = []
@@ -65,7 +77,8 @@ class DiskNemesis(ClusterNemesis):
         """Whether a file fault waits until it is allowed: no other fault is injected until then."""
 
     def _injection(self, kind: str) -> Callable[[SimNode], None]:
-        return partial(self._damage_files, kind) if kind in FILE_FAULTS else super()._injection(kind)
+        is_of_files = kind in FILE_FAULTS or kind == LOSE_COMMIT_LOG
+        return partial(self._damage_files, kind) if is_of_files else super()._injection(kind)
 
     def end(self) -> None:
         self._put_stores_back()
@@ -122,6 +135,8 @@ class DiskNemesis(ClusterNemesis):
                 lagging.start_when_down()
         elif kind == "old_store":
             self._put_old_store(node, lagging, store)
+        elif kind == LOSE_COMMIT_LOG:
+            self._lose_commit_log(node, lagging)
         else:
             self._damage_log(kind, node, lagging)
 
@@ -155,6 +170,22 @@ class DiskNemesis(ClusterNemesis):
             self.damage.mark_damaged(node)
         else:
             self.counts[kind] -= 1
+        self._bring_up(node, down, lagging)
+
+    def _lose_commit_log(self, node: SimNode, lagging: SimNode | None) -> None:
+        """Lose a commit log, most often together with the machine's memory, which has the same records."""
+        is_alone = lagging is None and self._random.random() >= ALL_SHARE
+        down = [node] if is_alone else list(self._nodes)
+        for each in down:
+            each.kill()
+        if self._random.random() < POWER_SHARE and self._may_lose(node) and node.host.is_powered:
+            node.power_off()
+        what = self.damage.files(node).lose_commit_log(self._random)
+        if what is None:
+            self.counts[LOSE_COMMIT_LOG] -= 1
+        else:
+            self._world.note(f"{node.host.name} {what}")
+            self.damage.mark_damaged(node)
         self._bring_up(node, down, lagging)
 
     def _roll_back(self, node: SimNode) -> None:

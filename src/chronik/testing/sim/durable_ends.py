@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from crc32c import crc32c
 
 from chronik.node.replicas.partition import Partition
 from chronik.storage.segment import segment_path
+from chronik.storage.syncing import SYNCED_END_NAME
 from chronik.testing.sim.disk import SimDisk
 from chronik.testing.sim.tree import FileNode, FolderNode
 from chronik.wire.batch import HEADER_BYTES, read_batch_header
+
+_MARK: Final = Struct(">qI")
 
 
 @dataclass(slots=True)
@@ -57,6 +64,15 @@ class DurableEnds:
             return False
         scan.position, scan.end = end, header.next_offset
         return True
+
+
+def marked_end(disk: SimDisk, folder: str) -> int:
+    """Return the durable end that a log's files state, as the page cache has it; 0 if they state none."""
+    file = _file(disk, f"{folder}/{SYNCED_END_NAME}")
+    if file is None or len(file.cached) != _MARK.size:
+        return 0
+    mark, checksum = _MARK.unpack(file.cached)
+    return int(mark) if checksum == crc32c(bytes(file.cached[:-4])) else 0
 
 
 def _file(disk: SimDisk, path: str) -> FileNode | None:

@@ -72,7 +72,7 @@ class Process:
         self.serial = host.world.next_serial()
         self.is_alive = True
         self.is_paused = False
-        self.executor = SimExecutor(self, threads)
+        self.executor = host.executor_type(self, threads)
         self.loop = SimLoop(self)  # type: ignore[abstract]  # as much of a loop as node code uses
         self._held: list[Callable[[], None]] = []
 
@@ -93,6 +93,8 @@ class Process:
 
     def check_alive(self) -> None:
         if not self.is_alive:
+            if self.world.in_thread:
+                self.executor.abandon()
             raise Crashed(self.name)
 
     def charge(self, seconds: float) -> None:
@@ -101,6 +103,11 @@ class Process:
             self.executor.charge(seconds)
         else:
             self.loop.charge(seconds)
+
+    def step(self, *, ends_within: bool = False) -> None:
+        """Let time pass within a thread's job: all that was charged, or with `ends_within` a part of it."""
+        if self.world.in_thread:
+            self.executor.step(ends_within=ends_within)
 
     def reached(self, point: str) -> None:
         """Pass a crash point. The nemesis may strike here; raise `Crashed` if the process is then dead."""
@@ -160,6 +167,7 @@ class Host:
         self.boots = 1
         self.process: Process | None = None
         self.on_crash_point: Callable[[Host, str], None] | None = None
+        self.executor_type: type[SimExecutor] = SimExecutor
         self._processes: list[Process] = []
         network.add(self)
 
@@ -207,6 +215,7 @@ class Host:
         for process in self._processes:
             process.end()
         for process in self._processes:
+            process.executor.bury()
             process.loop.bury()
 
 

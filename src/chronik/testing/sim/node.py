@@ -37,6 +37,7 @@ LOGGED_AS_FAULTS = (
     "error_response_failed",
     "metadata_event_failed",
     "log_damaged",
+    "commit_log_damaged",
     "truncated_below_watermark",
     "raft_failed",
     "isr_proposal_failed",

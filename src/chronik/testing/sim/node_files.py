@@ -7,6 +7,7 @@ in the node's files. A crash may also lose records above these offsets, and no n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterator
 from random import Random
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
-from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
+from chronik.storage.commit_log import FOLDER_NAME as COMMIT_LOG_NAME
+from chronik.storage.folder import LOGS_NAME, META_NAME, DataFolder, TopicPartition
 from chronik.storage.syncing import read_synced_end
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host
@@ -233,6 +235,27 @@ class NodeFiles:
         file.sync()
         return f"has another {name} in {log}"
 
+    def lose_commit_log(self, random: Random) -> str | None:
+        """Remove or zero all files of the commit log; return what happened. None if no frame counts."""
+        self._root.settle()
+        own = self._own()
+        meta, commit_log = own.names.get(META_NAME), own.names.get(COMMIT_LOG_NAME)
+        if not isinstance(meta, FileNode) or not isinstance(commit_log, FolderNode):
+            return None
+        if not json.loads(bytes(meta.cached)).get("commit_log"):
+            return None
+        how = random.choice(("folder", "files", "frames"))
+        if how == "folder":
+            own.change(COMMIT_LOG_NAME, None, None)
+        for name in sorted(commit_log.names):
+            if how == "files":
+                commit_log.change(name, None, None)
+            elif how == "frames":
+                file = _file(commit_log, name)
+                file.change(Write(0, bytes(len(file.cached))))
+        self._root.settle()
+        return f"lost the {how} of its commit log"
+
     def copy(self) -> FolderNode:
         self._root.settle()
         return self._own().copy()
@@ -315,11 +338,14 @@ class _CopiedDisk(ProcessDisk):
     def __init__(self, host: Host) -> None:
         faultless = {"locks": {}, "is_failing": False, "sync_error_share": 0.0, "lacks": lambda more_bytes: 0}
         device: Any = SimpleNamespace(root=host.disk.root.copy(), **faultless)
-        nobody: Any = SimpleNamespace(check_alive=lambda: None, reached=lambda point: None)
+        nobody: Any = SimpleNamespace(check_alive=lambda: None)
         self.device, self.process = device, nobody
 
     def begin(self, operation: str, size_bytes: int = 0) -> None:
         return
 
     def sync(self, operation: str) -> None:
+        return
+
+    def end(self, point: str) -> None:
         return

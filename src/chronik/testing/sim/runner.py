@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from chronik.testing.sim.aimed_scenarios import DeposedLeaders, LateCommits, MovingShareLeaders, OldStores
+from chronik.testing.sim.aimed_scenarios import (
+    DeposedLeaders,
+    LateCommits,
+    LostCommitLogs,
+    MovingShareLeaders,
+    OldStores,
+    SteppedJobs,
+)
 from chronik.testing.sim.cluster_scenarios import BadDisks, ConsumerGroups, FiveNodes, ShareGroups, ThreeNodes
 from chronik.testing.sim.faults import crash_points
 from chronik.testing.sim.host import release
@@ -31,6 +38,8 @@ SCENARIOS: Mapping[str, type[Scenario]] = {
         DeposedLeaders,
         OldStores,
         LateCommits,
+        LostCommitLogs,
+        SteppedJobs,
     )
 }
 DEFAULT_SCENARIO = SingleNode.name
@@ -83,7 +92,7 @@ def run_seed(
     gc.disable()
     started_s = perf_counter()
     try:
-        with tripwires(world), crash_points(world):
+        with tripwires(world), crash_points(world), SCENARIOS[scenario].conditions(world):
             played = SCENARIOS[scenario](world)
             played.run()
         report = Report(

@@ -8,6 +8,7 @@ from beginning to end. 5. All nodes fail at once; after they restart, the logs a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 from chronik.testing.sim.client import Service, SimClient
@@ -48,6 +49,11 @@ class Scenario:
         self.strike_pause_s = self.random.choice(self.strike_pauses_s)
         self.strikes_from_the_start = self.random.random() < 0.3
         self.build()
+
+    @classmethod
+    def conditions(cls, world: World) -> AbstractContextManager[None]:
+        """Return what holds for the duration of a run of this scenario."""
+        return nullcontext()
 
     def build(self) -> None:
         """Create `nodes`, `workload` and `nemesis`."""

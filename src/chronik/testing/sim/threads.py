@@ -1,8 +1,9 @@
 """The threads of a process: jobs that wait for a free thread, take virtual time, and touch files only.
 
 A job does its work at one instant between its start and its end; the loop gets the result at the end. A crash may come
-before the work, after it, or (at a disk operation) within it. Jobs do not interleave with each other or with the loop.
-While the device hangs, no job does its work: each job occupies its thread until the device recovers.
+before the work, after it, or (at a disk operation) within it. Jobs do not interleave with each other or with the loop,
+except in a `SteppedExecutor` (module `steps`). While the device hangs, no job does its work: each job occupies its
+thread until the device recovers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ class Job(NamedTuple):
     call: Callable[..., Any]
     args: tuple[Any, ...]
 
+    def outcome(self) -> Callable[[], None]:
+        """Do the work; return a call that passes its result or its exception to the future."""
+        try:
+            return partial(self.future.set_result, self.call(*self.args))
+        except SimulationFault:
+            raise
+        except BaseException as error:
+            return partial(self.future.set_exception, error)
+
 
 class SimExecutor(Executor):
     """Invariant: at most `threads` jobs have begun and not ended; other jobs wait in order."""
@@ -46,6 +56,18 @@ class SimExecutor(Executor):
     def charge(self, seconds: float) -> None:
         """Add this much time to the job that runs now."""
         self._charged_s += seconds
+
+    def step(self, *, ends_within: bool = False) -> None:
+        """Let time pass within the job that runs now: in this class it passes at the end of the job.
+
+        It is the time that was charged, or with `ends_within` a part of it.
+        """
+
+    def abandon(self) -> None:
+        """Never continue the job that runs now, if that is possible: its process is dead."""
+
+    def bury(self) -> None:
+        """Free the jobs that never ended, when the run is over."""
 
     def start(self, future: asyncio.Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._process.reached("job.submitted")
@@ -70,20 +92,23 @@ class SimExecutor(Executor):
         if job.future.cancelled():
             self._ended()
             return
-        world = self._world
-        world.trace("job", self._process.serial)
+        self._world.trace("job", self._process.serial)
         self._charged_s = self._random.random() * HANDOVER_S
+        self._carry_out(job)
+
+    def _carry_out(self, job: Job) -> None:
+        """Do all the work of the job now."""
+        world = self._world
         world.running, world.in_thread = self._process, True
         try:
-            resolve = partial(job.future.set_result, job.call(*job.args))
-        except SimulationFault:
-            raise
-        except BaseException as error:
-            resolve = partial(job.future.set_exception, error)
+            resolve = job.outcome()
         finally:
             world.running, world.in_thread = None, False
+        self._done(job, resolve)
+
+    def _done(self, job: Job, resolve: Callable[[], None]) -> None:
         if self._process.is_alive:
-            world.after(self._charged_s, self._report, job.future, resolve)
+            self._world.after(self._charged_s, self._report, job.future, resolve)
             self._process.reached_outside("job.done")
 
     def _report(self, future: asyncio.Future[Any], resolve: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -18,6 +19,8 @@ COMPACTED_TOPIC = "latest"
 COMPACTED_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "3000", "min.cleanable.dirty.ratio": "0.01"}
 KEYS = 8
 CHURNED_TOPIC = "churned"
+LATE_S = 20.0
+"""A request that a cut has held up arrives sooner."""
 
 
 class CompactionClient(SimClient):
@@ -108,10 +111,10 @@ class TopicChurn(SimClient):
       oldest or an unanswered DeleteRecords took effect.
     """
 
-    def __init__(self, name: str, service: Service, replication_factor: int) -> None:
+    def __init__(self, name: str, service: Service, replication_factor: int, topic: str = CHURNED_TOPIC) -> None:
         super().__init__(name, service)
         self.topics_created = 0
-        self._topic = CHURNED_TOPIC
+        self._name = self._topic = topic
         self._replication_factor = replication_factor
         self._configs = {
             "segment.bytes": self.random.choice(("1100", "100000")),
@@ -123,7 +126,9 @@ class TopicChurn(SimClient):
 
     async def work(self) -> None:
         while not self.is_finishing:
-            await self._change(lambda topics: topics.create(self._topic, 1, self._replication_factor, self._configs))
+            unanswered = await self._change(
+                lambda topics: topics.create(self._topic, 1, self._replication_factor, self._configs)
+            )
             self.topics_created += 1
             self._values, self._deleted_below, self._perhaps_deleted_below = [], 0, 0
             appender = Appender(self, self._topic)
@@ -133,13 +138,17 @@ class TopicChurn(SimClient):
                     await self.insist(self._delete_records)
                 await self._read_all()
                 await self.rest(60e-3)
+            until_s = self.world.now + LATE_S if unanswered else math.inf
             unanswered = await self._change(lambda topics: topics.delete(self._topic))
             # A node that lags may still list the topic for a while.
             while self._topic in (await self.insist(self.cluster.layout)).topics:
+                if self.world.now > until_s:
+                    unanswered += 1  # Creating it once more arrived after the deletion.
+                    break
                 await self.pause()
             if unanswered:
                 # DeleteTopics names no topic id: a request still in flight would delete the next topic of that name.
-                self._topic = f"{CHURNED_TOPIC}-{self.topics_created}"
+                self._topic = f"{self._name}-{self.topics_created}"
 
     async def _change(self, change: Callable[[Topics], Awaitable[None]]) -> int:
         """Retry a topic change until it is done, perhaps by an unanswered attempt. Return how many were unanswered."""
