@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
+from uuid import UUID
 
 from tests.sim.planted import Planted
 from tests.sim.planted_disks import Found
@@ -12,6 +13,7 @@ from tests.sim.planted_disks import Found
 from chronik.node.replicas.partition import Partition
 from chronik.storage import folder
 from chronik.storage.commit_log import CommitLog, Entry, LogId
+from chronik.storage.disk import Disk
 from chronik.storage.log import Log
 from chronik.storage.replaying import ReplayReport, read_entries
 from chronik.testing.sim.aimed_scenarios import DeposedLeaders, LostCommitLogs, SteppedJobs
@@ -68,11 +70,21 @@ def lost_commit_log_counts_as_unused() -> AbstractContextManager[Any]:
     return patch.object(folder, "read_entries", read_without_alarm)
 
 
+def superseded_frames_hide_lost_ones() -> AbstractContextManager[Any]:
+    """Any intact frame is enough, also one in a recycled file from before the newest file."""
+
+    def read_whatever_is_left(disk: Disk, path: str, generation: UUID, _: int) -> Any:
+        return read_entries(disk, path, generation, 1)
+
+    return patch.object(folder, "read_entries", read_whatever_is_left)
+
+
 PLANTED_IN_COMMIT_LOG: dict[Planted, Found] = {
     acknowledged_only_in_the_commit_log: Found(SingleNode.name, 20),
     commit_log_is_recycled_before_the_flush: Found(SingleNode.name, 25),
     commit_log_is_not_synced: Found(SingleNode.name, 25),
     truncated_entries_are_not_cancelled: Found(DeposedLeaders.name, 5),
-    flush_begins_beside_a_truncation: Found(SteppedJobs.name, 27),
+    flush_begins_beside_a_truncation: Found(SteppedJobs.name, 9),
     lost_commit_log_counts_as_unused: Found(LostCommitLogs.name, 2),
+    superseded_frames_hide_lost_ones: Found(LostCommitLogs.name, 2),
 }

@@ -82,7 +82,7 @@ PLANTED_IN_CONSUMER_GROUPS: dict[Planted, int] = {
 PINNED_IN_CONSUMER_GROUPS: dict[Planted, Found] = {
     stale_commits_are_accepted: Found(LateCommits.name, 2),
     converted_members_own_nothing: Found(ConsumerGroups.name, 7),
-    waiting_members_count_as_stable: Found(ConsumerGroups.name, 10),
+    waiting_members_count_as_stable: Found(ConsumerGroups.name, 13),
 }
 """Bugs that few seeds find, or that take long to show; the seed of each test."""
 

@@ -139,7 +139,7 @@ def test_a_removed_raft_store_can_be_restored(stopped: Stopped) -> None:
 
 def test_a_lost_commit_log_is_noticed_if_it_counted() -> None:
     notes = set()
-    for seed in range(12):
+    for seed in range(16):
         machines = Machines(count=1)
         disk = machines.disk()
         commit_log = DataFolder.open(disk, NODE, 1, "c").begin_commit_log(UUID(int=1), FILES_MAX * FILE_BYTES_MIN)
@@ -153,7 +153,7 @@ def test_a_lost_commit_log_is_noticed_if_it_counted() -> None:
         replayed = DataFolder.open(machines.disk(), NODE, 1, "c").replayed
         assert replayed is not None and replayed.damage
         machines.bury()
-    assert notes == {f"lost the {what} of its commit log" for what in ("folder", "files", "frames")}
+    assert notes == {f"lost the {what} of its commit log" for what in ("folder", "files", "frames", "newest frames")}
 
 
 def test_rot_damages_a_closed_segment_only_and_spares_the_given_logs(stopped: Stopped) -> None:

@@ -119,9 +119,9 @@ def test_random_crashes_find_a_planted_bug(bug: Callable[[], AbstractContextMana
         lives(range(400))
 
 
-def commit_log_on(disk: FaultyDisk, files: int = 2) -> CommitLog:
+def commit_log_on(disk: FaultyDisk, files: int = 2, count: Callable[[int], None] = lambda sequence: None) -> CommitLog:
     disk.mkdir("/c")
-    commit_log = CommitLog(disk, "/c", GENERATION, 8 * PAGE_BYTES, 0, lambda: None, lambda: None)
+    commit_log = CommitLog(disk, "/c", GENERATION, 8 * PAGE_BYTES, 0, count, lambda: None)
     for _ in range(files):
         commit_log.add_file()
     return commit_log
@@ -132,7 +132,7 @@ def entry(number: int, log: LogId = LOG) -> Entry:
 
 
 def numbers(disk: FaultyDisk) -> list[int]:
-    entries, report = read_entries(disk, "/c", GENERATION)
+    entries, report = read_entries(disk, "/c", GENERATION, 1)
     assert not report.damage, report.damage
     return [int(bytes(each.data)) for each in entries.get(LOG, ())]
 
@@ -157,21 +157,21 @@ def test_a_damaged_frame_before_an_intact_one_is_reported() -> None:
     for number in range(3):
         commit_log.write([entry(number)])
     disk.content("/c/0")[PAGE_BYTES + 70] ^= 1
-    entries, report = read_entries(disk, "/c", GENERATION)
+    entries, report = read_entries(disk, "/c", GENERATION, 1)
     assert report.damage == "frame 2 is damaged, and frame 3 is intact"
     # The damaged frame may have cancelled the first one.
     assert [bytes(each.data) for each in entries[LOG]] == [entry(2).data]
 
 
 def test_a_missing_commit_log_is_reported() -> None:
-    _, report = read_entries(FaultyDisk(), "/c", GENERATION)
+    _, report = read_entries(FaultyDisk(), "/c", GENERATION, 1)
     assert report.damage == "its folder is missing"
 
 
 def test_frames_of_another_generation_do_not_count() -> None:
     disk = FaultyDisk()
     commit_log_on(disk).write([entry(0)])
-    assert read_entries(disk, "/c", UUID(int=8))[0] == {}
+    assert read_entries(disk, "/c", UUID(int=8), 1)[0] == {}
 
 
 def test_a_void_entry_cancels_earlier_entries_of_its_log_only() -> None:
@@ -183,8 +183,8 @@ def test_a_void_entry_cancels_earlier_entries_of_its_log_only() -> None:
     commit_log.void(LOG)  # nothing is left to cancel
     commit_log.write([entry(1)])
     assert numbers(disk) == [1]
-    assert len(read_entries(disk, "/c", GENERATION)[0][other]) == 1
-    assert read_entries(disk, "/c", GENERATION)[1].frames == 3
+    assert len(read_entries(disk, "/c", GENERATION, 1)[0][other]) == 1
+    assert read_entries(disk, "/c", GENERATION, 1)[1].frames == 3
 
 
 def test_a_file_is_recycled_only_after_its_logs_are_flushed() -> None:
@@ -206,6 +206,38 @@ def test_a_crash_while_a_recycled_file_is_overwritten_is_no_damage() -> None:
     commit_log.write([entry(14)])
     disk.content("/c/0")[50] ^= 1
     assert numbers(disk) == list(range(7, 14))
+
+
+def test_the_loss_of_the_newest_file_is_noticed_although_recycled_files_have_intact_frames() -> None:
+    disk, counted = FaultyDisk(), list[int]()
+    commit_log = commit_log_on(disk, count=counted.append)
+    for number in range(14):
+        commit_log.write([entry(number)])
+    commit_log.flushed_upto = 2
+    # The frame before it notes that older ones are not needed any more.
+    assert commit_log.write([entry(14)]) == 3
+    assert counted == [1, 8, 16]
+    disk.content("/c/0")[:] = bytes(8 * PAGE_BYTES)
+    entries, report = read_entries(disk, "/c", GENERATION, counted[-1])
+    assert (entries, report.damage) == ({}, "it has no intact frame from 16 on")
+
+
+def test_a_frame_is_durable_although_the_folder_cannot_note_it() -> None:
+    """The first frame of all must be noted: without a named generation no frame counts."""
+    disk, counted = FaultyDisk(), list[int]()
+    errors = [OSError(ENOSPC, "full")]
+
+    def count(sequence: int) -> None:
+        if counted and errors:
+            raise errors.pop()
+        counted.append(sequence)
+
+    commit_log = commit_log_on(disk, count=count)
+    assert [commit_log.write([entry(number)]) for number in range(8)] == [1] * 7 + [2]
+    assert counted == [1] and not errors
+    assert commit_log.write([entry(8)]) == 2
+    assert counted == [1, 8]
+    assert numbers(disk) == list(range(9))
 
 
 def test_a_truncation_finds_room_in_a_full_commit_log() -> None:
@@ -485,7 +517,7 @@ def test_a_commit_log_that_lost_all_frames_is_damaged(is_zeroed: bool) -> None:
         disk.remove(f"{PATH}/commit-log/0")
     folder = DataFolder.open(disk, PATH, 1, "cluster")
     assert folder.replayed is not None
-    assert folder.replayed.damage == "it has no intact frame"
+    assert folder.replayed.damage == "it has no intact frame from 1 on"
     assert not folder.recovery_points
 
 

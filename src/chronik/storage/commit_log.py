@@ -23,8 +23,10 @@ that correct:
   void entry outlives the entries that it cancels. Each frame names the oldest frame that recovery still needs, and a
   frame that moves this on is durable before an older frame is overwritten. So recovery notices a missing frame.
 - A generation is one run of a node. `meta.json` names it while its frames count: from the time when the first one is
-  durable, so recovery must find one. Recovery ends by removing that name, durably. So frames of earlier runs, and
-  unacknowledged ones after a torn frame, never count again.
+  durable. Recovery ends by removing that name, durably. So frames of earlier runs, and unacknowledged ones after a torn
+  frame, never count again.
+- `meta.json` also names the first frame of the file that is written to, from the time when it is durable. Recovery must
+  find that frame or a later one: otherwise superseded frames in recycled files would hide that all others are lost.
 - Frames are written one after another, each after the sync of the one before. After a failed write or sync nothing is
   written any more, and all logs are synced directly.
 """
@@ -111,12 +113,13 @@ class CommitLog:
         generation: UUID,
         file_bytes: int,
         files: int,
-        count: Callable[[], None],
+        count: Callable[[int], None],
         retire: Callable[[], None],
     ) -> None:
         """`files` is how many files, named from 0 on, exist.
 
-        `count` makes durable that the frames of this generation count, `retire` that no frame counts any more.
+        `count` makes durable that the frames of this generation count, and that there is one with this sequence or a
+        later one. `retire` makes durable that no frame counts any more.
         """
         self.file_bytes = file_bytes
         self.is_broken = False
@@ -139,6 +142,8 @@ class CommitLog:
         self._serial = 0
         self._sequence = 0
         self._oldest_noted = 1
+        self._counted_from = 0
+        """What `count` was last called with, 0 before the first frame."""
         self._last_uses: dict[LogId, int] = {}
         """The serial of the file with the last entry of each log."""
         for _ in range(files):
@@ -254,8 +259,8 @@ class CommitLog:
         parts = encode_frame(self._generation, self._sequence + 1, oldest, entries)
         try:
             file.file.pwrite_durably(parts, file.end)
-            if not self._sequence:
-                self._count()
+            if self._counted_from != file.first_sequence:
+                self._count_from(file.first_sequence)
         except BaseException:
             self.is_broken = True
             raise
@@ -265,6 +270,17 @@ class CommitLog:
             first = self._used[0].serial
             self._last_uses = {log: serial for log, serial in self._last_uses.items() if serial >= first}
         file.end += sum([len(part) for part in parts])
+
+    def _count_from(self, sequence: int) -> None:
+        """Make durable that recovery must find a frame from this sequence on."""
+        try:
+            self._count(sequence)
+        except OSError:
+            # A full disk, perhaps. The next frame tries again; meanwhile recovery misses fewer frames than are lost.
+            if not self._counted_from:
+                raise  # Frames do not count yet.
+        else:
+            self._counted_from = sequence
 
 
 class LogFrames(NamedTuple):

@@ -102,7 +102,7 @@ class FolderMeta(NamedTuple):
     node_id: int
     cluster_id: str
     commit_log: str = ""
-    """The generation of the commit log that counts, with a checksum; empty if none counts."""
+    """The generation of the commit log that counts, and a frame that it has, with a checksum; empty if none counts."""
 
 
 class DataFolder:
@@ -182,9 +182,10 @@ class DataFolder:
 
     def _replay(self) -> ReplayReport:
         """Write what the commit log covers into the logs. From then on it no longer counts."""
-        disk, path, generation = self.disk, f"{self.path}/{COMMIT_LOG_NAME}", _generation(self.meta)
+        disk, path = self.disk, f"{self.path}/{COMMIT_LOG_NAME}"
+        generation, from_sequence = _counted(self.meta)
         aside = f"{self.path}/{SET_ASIDE_NAME}/{COMMIT_LOG_NAME}-{generation}"
-        entries, report = read_entries(disk, path, generation)
+        entries, report = read_entries(disk, path, generation, from_sequence)
         if disk.exists(aside):
             report.damage = report.damage or "an earlier start found it damaged"
         folders: dict[LogId, str] = {}
@@ -224,8 +225,9 @@ class DataFolder:
         path, file_bytes = f"{self.path}/{COMMIT_LOG_NAME}", size_bytes // FILES_MAX // PAGE_BYTES * PAGE_BYTES
         files = prepare_files(self.disk, path, file_bytes)
 
-        def count() -> None:
-            named: dict[str, Any] = {"format_version": COMMIT_LOG_VERSION, "commit_log": _named(generation)}
+        def count(from_sequence: int) -> None:
+            counted = _encode_counted(generation, from_sequence)
+            named: dict[str, Any] = {"format_version": COMMIT_LOG_VERSION, "commit_log": counted}
             try:
                 self._change_meta(**named)
             except OSError:
@@ -477,7 +479,7 @@ def _read_meta(path: str, data: bytes) -> FolderMeta:
         generation = values.get("commit_log", "")
         meta = FolderMeta(int(values["format_version"]), int(values["node_id"]), str(values["cluster_id"]), generation)
         if meta.format_version == COMMIT_LOG_VERSION or generation:
-            _generation(meta)
+            _counted(meta)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataFolderError(
             f"{META_NAME} in data folder {path} cannot be read: restore it, or pass another folder"
@@ -491,13 +493,17 @@ def _read_meta(path: str, data: bytes) -> FolderMeta:
     return meta
 
 
-def _named(generation: UUID) -> str:
-    return encode_value(str(generation)).decode().removesuffix("\n")
+def _encode_counted(generation: UUID, from_sequence: int) -> str:
+    return encode_value(f"{generation}/{from_sequence}").decode().removesuffix("\n")
 
 
-def _generation(meta: FolderMeta) -> UUID:
-    """Return the generation of the commit log. Raises ValueError if it is damaged: no frame would count."""
-    return UUID(decode_value(f"{meta.commit_log}\n".encode()))
+def _counted(meta: FolderMeta) -> tuple[UUID, int]:
+    """Return the generation of the commit log, and from which frame on it must have one.
+
+    Raises ValueError if that is damaged: no frame would count.
+    """
+    generation, _, from_sequence = decode_value(f"{meta.commit_log}\n".encode()).partition("/")
+    return UUID(generation), int(from_sequence)
 
 
 def _decode_mark(mark: bytes | None) -> tuple[bool, int | None]:

@@ -29,8 +29,10 @@ class ReplayReport:
     """Where a damaged commit log was moved."""
 
 
-def read_entries(disk: Disk, folder: str, generation: UUID) -> tuple[dict[LogId, list[Entry]], ReplayReport]:
-    """Return the entries that count, by log and in order."""
+def read_entries(
+    disk: Disk, folder: str, generation: UUID, from_sequence: int
+) -> tuple[dict[LogId, list[Entry]], ReplayReport]:
+    """Return the entries that count, by log and in order. There was a frame with `from_sequence` or a later one."""
     report = ReplayReport()
     frames: dict[int, Frame] = {}
     if not disk.exists(folder):
@@ -41,10 +43,12 @@ def read_entries(disk: Disk, folder: str, generation: UUID) -> tuple[dict[LogId,
             content = file.pread(0, file.size())
         frames |= {frame.sequence: frame for frame in frames_in(memoryview(content), generation.bytes)}
     entries: dict[LogId, list[Entry]] = {}
-    if not frames:
-        report.damage = "it has no intact frame"
+    newest = max(frames, default=0)
+    if newest < from_sequence:
+        # The missing frames may have cancelled any entry.
+        report.damage = f"it has no intact frame from {from_sequence} on"
         return entries, report
-    last = frames[max(frames)]
+    last = frames[newest]
     for sequence in range(last.oldest, last.sequence + 1):
         frame = frames.get(sequence)
         if frame is None:

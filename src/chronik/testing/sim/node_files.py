@@ -12,11 +12,13 @@ from collections.abc import Container, Iterator
 from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from chronik.metadata.image import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.aborted import SUFFIX as ABORTED_SUFFIX
 from chronik.storage.commit_log import FOLDER_NAME as COMMIT_LOG_NAME
+from chronik.storage.commit_log import frames_in
 from chronik.storage.folder import LOGS_NAME, META_NAME, DataFolder, TopicPartition
 from chronik.storage.syncing import read_synced_end
 from chronik.testing.sim.disk import ProcessDisk
@@ -236,17 +238,30 @@ class NodeFiles:
         return f"has another {name} in {log}"
 
     def lose_commit_log(self, random: Random) -> str | None:
-        """Remove or zero all files of the commit log; return what happened. None if no frame counts."""
+        """Remove or zero all files of the commit log, or the newest one; return what happened. None if no frame counts.
+
+        If only the last frames are lost, that looks like a torn write.
+        """
         self._root.settle()
         own = self._own()
         meta, commit_log = own.names.get(META_NAME), own.names.get(COMMIT_LOG_NAME)
         if not isinstance(meta, FileNode) or not isinstance(commit_log, FolderNode):
             return None
-        if not json.loads(bytes(meta.cached)).get("commit_log"):
+        counted = json.loads(bytes(meta.cached)).get("commit_log")
+        if not counted:
             return None
-        how = random.choice(("folder", "files", "frames"))
+        how = random.choice(("folder", "files", "frames", "newest frames"))
         if how == "folder":
             own.change(COMMIT_LOG_NAME, None, None)
+        if how == "newest frames":
+            generation = UUID(counted.partition("/")[0]).bytes
+
+            def newest_frame(file: FileNode) -> int:
+                frames = frames_in(memoryview(bytes(file.cached)), generation)
+                return max((frame.sequence for frame in frames), default=0)
+
+            file = max((_file(commit_log, name) for name in sorted(commit_log.names)), key=newest_frame)
+            file.change(Write(0, bytes(len(file.cached))))
         for name in sorted(commit_log.names):
             if how == "files":
                 commit_log.change(name, None, None)
