@@ -132,7 +132,7 @@ def aborted_index_is_not_rebuilt() -> AbstractContextManager[Any]:
 PLANTED_IN_TRANSACTIONS: dict[Planted, Found] = {
     marker_is_missing_on_one_partition: Found(Transactions.name, 0),
     aborted_list_is_not_sorted: Found(Transactions.name, 9),
-    commit_succeeds_before_it_is_durable: Found(Transactions.name, 50),
+    commit_succeeds_before_it_is_durable: Found(Transactions.name, 11),
     stale_coordinator_is_accepted: Found(SeveredCoordinators.name, 20),
     verification_is_skipped: Found(Transactions.name, 14),
     offsets_are_applied_on_abort: Found(Transactions.name, 2),
