@@ -10,8 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := .tools
 PYTEST_ARGS ?=
-# Test files that run at the same time: four with real processes, which mostly wait, and one that computes meanwhile.
-JOBS ?= 5
+# Test files that run at the same time: five with real processes, which mostly wait, and one that computes meanwhile.
+JOBS ?= 6
 QUICK := $(addprefix tests/,wire storage raft metadata replication groups client observe doctor test_docs.py)
 # The rules of the sources, a part of `make check`.
 RULES := tests/test_rooms.py tests/test_asserts.py

@@ -24,7 +24,7 @@ from chronik.wire.produce import read_produce_response
 
 ANSWER_TIMEOUT_S = 10.0
 GROWTH_MAX_BYTES = 30 * MB
-SHORT_RUN = 4_000
+SHORT_RUN = 2_000
 FULL_RUN = 100_000
 PRODUCE_FROM = 3
 ABSURD_COUNTS = {False: b"\x7f\xff\xff\xff", True: b"\xff\xff\xff\xff\x07"}
