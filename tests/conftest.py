@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.apache_kafka import ApacheKafka, missing
 from tests.support.forked_node import CAN_FORK
 from tests.support.node import Node
-from tests.support.ports import is_free
+from tests.support.ports import HIGHEST_PORT, LOWEST_PORT, is_free
 from tests.support.scheduling import (
     BACKGROUND_TIMEOUT_S,
     Scheduling,
@@ -29,6 +29,7 @@ from tests.support.spark_python import forked_python
 from tests.support.tested_build import check
 
 from chronik.local import cluster
+from chronik.node.config import INTERNAL_PORT_BELOW_KAFKA
 
 pytest_plugins = ["tests.support.browser"]
 
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         lower_priority()
     # Otherwise a new cluster takes the port of a node that another test process has stopped for a moment.
     patch.object(cluster, "_is_free", is_free).start()
+    lowest = LOWEST_PORT + INTERNAL_PORT_BELOW_KAFKA
+    patch.multiple(cluster, FREE_PORT_FROM=lowest, FREE_PORT_UPTO=HIGHEST_PORT).start()
     os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_flags())
     # Otherwise the asyncio plugin makes a loop to restore it after its first test, and never closes it.
     asyncio.set_event_loop(None)

@@ -13,9 +13,10 @@ from collections import deque
 from pathlib import Path
 
 # Below the system's range for outgoing connections, so that a node that is killed and started again finds its port
-# still free.
-LOWEST_PORT = 20_000
-HIGHEST_PORT = 32_000
+# still free. Also below the range of `chronik.local.cluster`: processes that tests start (`chronik demo`, the plugin's
+# pytest) choose from that, and know nothing of these locks.
+LOWEST_PORT = 10_000
+HIGHEST_PORT = 20_000
 TRIES_MAX = 10_000
 
 _taken: deque[int] = deque(maxlen=2_000)
