@@ -276,7 +276,7 @@ class CommitLog:
         try:
             self._count(sequence)
         except OSError:
-            # A full disk, perhaps. The next frame tries again; meanwhile recovery misses fewer frames than are lost.
+            # A full disk, perhaps. The next frame tries again; until then, the loss of this file would not be noticed.
             if not self._counted_from:
                 raise  # Frames do not count yet.
         else:

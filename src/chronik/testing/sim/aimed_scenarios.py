@@ -107,10 +107,8 @@ class OldStore(DiskNemesis):
     lagging_share: ClassVar[float] = 1.0
 
 
-class OldStores(ThreeNodes):
-    """A node has its Raft store from a moment ago: it must not elect a leader without the entries that it lost."""
-
-    name: ClassVar[str] = "old-stores"
+class OneFileFault(ThreeNodes):
+    """One kind of damage to the files of a node, and a workload that leaves time to recover from it."""
 
     def build(self) -> None:
         self.busy_s, self.strike_pause_s, self.strikes_from_the_start = BUSY_S, SEVER_PAUSE_S, False
@@ -121,6 +119,12 @@ class OldStores(ThreeNodes):
 
     def draw_workload(self) -> WorkloadSettings:
         return WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=2).unhurried()
+
+
+class OldStores(OneFileFault):
+    """A node has its Raft store from a moment ago: it must not elect a leader without the entries that it lost."""
+
+    name: ClassVar[str] = "old-stores"
 
     def make_nemesis(self, targets: Targets) -> ClusterNemesis:
         return OldStore(targets, ["old_store"])
@@ -132,7 +136,7 @@ class CommitLogLoss(DiskNemesis):
     lagging_share: ClassVar[float] = 0.8
 
 
-class LostCommitLogs(ThreeNodes):
+class LostCommitLogs(OneFileFault):
     """A node loses its commit log, which alone had some acknowledged records: it must catch up before it leads.
 
     Recovery points are old: they would prove the loss.
@@ -142,16 +146,6 @@ class LostCommitLogs(ThreeNodes):
     recovery_point_interval_ms: int = OLD_POINTS_MS
     node_settings: ClassVar[Mapping[str, object]] = {"commit_log": True}
     synced_share: ClassVar[float] = 1.0
-
-    def build(self) -> None:
-        self.busy_s, self.strike_pause_s, self.strikes_from_the_start = BUSY_S, SEVER_PAUSE_S, False
-        super().build()
-
-    def draws_lone_cut(self) -> bool:
-        return False
-
-    def draw_workload(self) -> WorkloadSettings:
-        return WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=2).unhurried()
 
     def make_nemesis(self, targets: Targets) -> ClusterNemesis:
         return CommitLogLoss(targets, [LOSE_COMMIT_LOG])
